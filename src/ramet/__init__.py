@@ -1,0 +1,1 @@
+"""Ramet: an LLM serving engine whose KV cache is a tree."""

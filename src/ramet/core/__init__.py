@@ -1,0 +1,1 @@
+"""Plain data and the two ports (``Clock``, ``Runner``). No I/O, no arithmetic on tensors."""

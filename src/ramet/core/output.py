@@ -1,0 +1,59 @@
+"""What a step gives back, to the scheduler (``StepOutput``) and to the edge (``SequenceUpdate``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ramet.core.ids import Float32, Int32, RequestId, SeqId
+from ramet.core.request import FinishReason
+
+__all__ = ["SequenceUpdate", "StepOutput", "TokenLogprobs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLogprobs:
+    """Logprobs at one position: the token that stands there, and the best ones in falling order.
+
+    Both of the model's raw distribution. ``rank`` is the token's, from 1.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: Int32
+    top_logprobs: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """Results of one batch. ``token_ids`` int32[R], -1 where the row failed.
+
+    ``logprobs`` has an entry for each sampled row, None where none was asked; ``prompt_logprobs`` one for each of the batch's
+    ``prompt_logprob_rows``. ``errors`` maps a sampled row to what went wrong with it alone.
+    """
+
+    step: int
+    token_ids: Int32
+    logprobs: tuple[TokenLogprobs | None, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    errors: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceUpdate:
+    """News of one sequence after a step. The last one of a sequence has ``finish_reason``.
+
+    ``logprobs`` go with ``new_token_ids`` one to one when asked for, else empty.
+    """
+
+    request_id: RequestId
+    seq_id: SeqId
+    index: int
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None

@@ -1,0 +1,97 @@
+"""What the caller asks (``Request``) and one line of tokens that answers it (``Sequence``)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ramet.core.ids import Int32, IntBuffer, RequestId, SeqId
+from ramet.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ramet.core.ports import CacheLock
+
+__all__ = ["FinishReason", "Namespace", "Request", "Sequence", "SequenceState"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Who may share KV with whom: typed fields, compared as a whole, never joined into a string.
+
+    ``salt`` is the tenant's, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter.
+    """
+
+    salt: str = ""
+    adapter: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One validated request; immutable.
+
+    ``prompt`` is int32[n], n >= 1. ``seed`` is never None here: the engine draws one at admission where the caller gave none.
+    ``max_tokens`` is resolved against the context. ``stop_ids`` end the output (EOS ids unless ignored, and the
+    caller's); ``eos_ids`` are those banned until ``min_tokens`` besides them.
+    """
+
+    request_id: RequestId
+    prompt: Int32
+    sampling: SamplingParams
+    seed: int
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    namespace: Namespace = Namespace()
+    priority: int = 0
+    arrival_s: float = 0.0
+
+
+class SequenceState(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One line of tokens. Only ``Scheduler`` changes its state, only ``KVManager`` its pages and lock.
+
+    Invariants, S being the page size (checked by ``kv.audit``):
+
+    * I1 ``lock.num_pages * S <= num_computed_tokens <= len(tokens)``
+    * I2 ``len(pages) * S >= num_computed_tokens + num_in_flight_tokens``
+    * I3 ``pages[:lock.num_pages]`` belong to the cache, the rest to this sequence alone
+    * I4 FINISHED and nothing in flight => no pages, no lock
+    """
+
+    seq_id: SeqId
+    request: Request
+    index: int = 0
+    parent_id: SeqId | None = None
+    tokens: IntBuffer = field(default_factory=IntBuffer)
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_cached_tokens: int | None = None  # None until first admitted; fixed from then on
+    num_prompt_logprobs: int = 0  # prompt positions whose logprobs have been given out
+    num_preemptions: int = 0
+    pages: IntBuffer = field(default_factory=IntBuffer)
+    lock: CacheLock | None = None
+    state: SequenceState = SequenceState.WAITING
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens known but without KV, those in flight not counted."""
+        return len(self.tokens) - self.num_computed_tokens - self.num_in_flight_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None

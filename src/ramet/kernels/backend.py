@@ -1,0 +1,143 @@
+"""The one protocol between the model and the arithmetic, about a dozen operations.
+
+``reference.py`` (numpy) is the definition of each; ``cpu.py`` is the thin face of csrc. Shape letters: T tokens, K inputs, N
+outputs, Hq/Hkv heads, D head dim, P pages, S page size, slot = page * S + offset.
+
+Exactness (docs/design/exactness.md): every result row is a function of its own input row (and, in attention, of the
+keys and values at its own positions) alone. Which rows stand beside it, how many there are, the page size and the number of
+threads may not change a bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ramet.core.batch import Batch, PageCopies
+from ramet.core.ids import Float32
+
+__all__ = ["ATTENTION_BLOCK", "GROUP", "AttentionPlan", "Backend", "KVLayer", "PackedWeight", "Weight", "WeightFormat"]
+
+GROUP = 32  # inputs that share a scale, in weights and in quantised activations
+ATTENTION_BLOCK = 32  # key positions reduced together, starting at absolute multiples of it
+
+WeightFormat = Literal["f32", "f16", "bf16", "q8", "q4"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A matrix as the loaders give it, row-major: N outputs by K inputs.
+
+    ========  ============================================  =====================================================
+    format    data                                          value of element (n, k), g = k // 32
+    ========  ============================================  =====================================================
+    f32       float32[N, K]                                 data
+    f16       float16[N, K]                                 data
+    bf16      uint16[N, K], upper halves of float32         data
+    q8        int8[N, K]; scales float16[N, K/32]           scales[n, g] * data
+    q4        uint8[N, K], values 0 to 15; scales and mins  scales[n, g] * data + mins[n, g]
+              float16[N, K/32]
+    ========  ============================================  =====================================================
+    """
+
+    format: WeightFormat
+    data: npt.NDArray[np.generic]
+    scales: npt.NDArray[np.float16] | None = None
+    mins: npt.NDArray[np.float16] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_outputs, num_inputs = self.data.shape
+        return num_outputs, num_inputs
+
+
+class PackedWeight(Protocol):
+    """A weight in the backend's own layout."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)"""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVLayer:
+    """Keys and values of one layer: each [num_slots, Hkv, D], float32, or uint16 holding bfloat16."""
+
+    keys: npt.NDArray[np.generic]
+    values: npt.NDArray[np.generic]
+
+
+class AttentionPlan(Protocol):
+    """What a backend prepares once a step and uses in every layer."""
+
+
+class Backend(Protocol):
+    """Stateless but for threads. Inputs are C-contiguous; activations are float32."""
+
+    name: str
+
+    def pack(self, parts: Sequence[Weight]) -> PackedWeight:
+        """Stack matrices of equal K along N (q, k and v; gate and up) and lay them out for ``linear`` and ``embed``.
+
+        Parts may differ in format. Raises ``ValueError`` where K differs or a quantised K is no multiple of 32.
+        """
+        ...
+
+    def embed(self, table: PackedWeight, token_ids: npt.NDArray[np.int32]) -> Float32:
+        """Rows of a packed matrix, dequantised: float32[T, K]."""
+        ...
+
+    def linear(self, x: Float32, weight: PackedWeight, bias: Float32 | None = None) -> Float32:
+        """``x @ weight.T + bias``: float32[T, N].
+
+        Dense formats accumulate in float32 over K in one order. Quantised ones first round each row of x to int8 by groups of
+        32 (scale = max|x| / 127, round half to even), take exact integer dot products in a group, and accumulate groups
+        in order in float32.
+        """
+        ...
+
+    def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
+        """``x / sqrt(mean(x^2) + eps) * weight`` for each row: float32[T, H]. Rows may be heads (q and k norms)."""
+        ...
+
+    def add(self, x: Float32, y: Float32) -> None:
+        """``x += y``, in place (the residual)."""
+        ...
+
+    def silu_mul(self, gate_up: Float32) -> Float32:
+        """``silu(gate) * up`` of float32[T, 2F], gate first: float32[T, F]."""
+        ...
+
+    def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
+        """Rotate float32[T, H, D] in place, the half-split (NeoX) way; cos and sin are float32[T, D_rot / 2].
+
+        Dims beyond D_rot stay as they are.
+        """
+        ...
+
+    def write_kv(self, layer: KVLayer, keys: Float32, values: Float32, slots: npt.NDArray[np.int32]) -> None:
+        """Store float32[T, Hkv, D] at the slots, rounded to the layer's type (half to even)."""
+        ...
+
+    def copy_pages(self, layers: Sequence[KVLayer], copies: PageCopies, page_size: int) -> None:
+        """Do the copies one after another, in order, in every layer."""
+        ...
+
+    def plan(self, batch: Batch) -> AttentionPlan: ...
+
+    def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
+        """Causal attention of float32[T, Hq, D] over the pages of each row's sequence: float32[T, Hq * D].
+
+        Row t at position p sees positions 0 to p. Online softmax over blocks of ``ATTENTION_BLOCK`` positions that start
+        at absolute multiples of it, left to right. Head h reads KV head h // (Hq / Hkv). Slots beyond p are never read:
+        they may hold anything.
+        """
+        ...
