@@ -1,0 +1,218 @@
+"""The definition of every op, in numpy: slow, plain, and as exact in its rows as the kernels that are held against it.
+
+Sums over K run as one chain in order, so no BLAS kernel decides what a row's bits are. Products of small integers are exact in
+float32, whatever the order, and may use BLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ramet.core.batch import Batch, PageCopies
+from ramet.core.ids import Float32, Int32
+from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer, PackedWeight, Weight
+
+__all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
+
+
+def f32_to_bf16(x: Float32) -> npt.NDArray[np.uint16]:
+    """Upper halves of float32, rounded half to even; NaN stays NaN (quiet), infinities stay."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
+    quiet = (bits >> 16) | 0x40
+    return np.where(np.isnan(x), quiet, rounded).astype(np.uint16)
+
+
+def bf16_to_f32(halves: npt.NDArray[np.generic]) -> Float32:
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
+    """int8[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / 127, code = x / scale, half to even."""
+    groups = x.reshape(len(x), -1, GROUP)
+    largest = np.abs(groups).max(axis=2)
+    scales = largest * np.float32(1 / 127)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(groups * inverse[:, :, None]).astype(np.int8)
+    return codes.reshape(x.shape), scales
+
+
+def check_parts(parts: Sequence[Weight]) -> None:
+    """Raise ``ValueError`` where parts cannot be stacked: no part, K that differs, K of a quantised part not in whole groups."""
+    if not parts:
+        raise ValueError("pack needs at least one matrix")
+    widths = sorted({part.shape[1] for part in parts})
+    if len(widths) > 1:
+        raise ValueError(f"matrices that are packed together have one K, not {widths}")
+    if widths[0] % GROUP and any(part.format in ("q8", "q4") for part in parts):
+        raise ValueError(f"K of a quantised matrix is a multiple of {GROUP}, not {widths[0]}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReferenceWeight:
+    parts: tuple[Weight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [a for part in self.parts for a in (part.data, part.scales, part.mins)]
+        return sum(a.nbytes for a in arrays if a is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReferencePlan:
+    """``slots[t]``: where the keys of positions 0 to p of row t are."""
+
+    slots: tuple[Int32, ...]
+
+
+class ReferenceBackend:
+    """``Backend`` in numpy."""
+
+    name = "reference"
+
+    def pack(self, parts: Sequence[Weight]) -> PackedWeight:
+        check_parts(parts)
+        return _ReferenceWeight(tuple(parts))
+
+    def embed(self, table: PackedWeight, token_ids: Int32) -> Float32:
+        num_outputs, _ = table.shape
+        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < num_outputs:
+            raise ValueError(f"token ids are from 0 to {num_outputs - 1}, not {token_ids.min()} to {token_ids.max()}")
+        out: Float32 = np.empty((len(token_ids), table.shape[1]), np.float32)
+        start = 0
+        for part in _reference_weight(table).parts:
+            inside = (token_ids >= start) & (token_ids < start + part.shape[0])
+            out[inside] = _dequantize(part, token_ids[inside] - start)
+            start += part.shape[0]
+        return out
+
+    def linear(self, x: Float32, weight: PackedWeight, bias: Float32 | None = None) -> Float32:
+        if x.shape[1] != weight.shape[1]:
+            raise ValueError(f"x has {x.shape[1]} inputs, the weight {weight.shape[1]}")
+        outputs = [
+            _linear_dense(x, part) if part.scales is None else _linear_quantized(x, part, part.scales)
+            for part in _reference_weight(weight).parts
+        ]
+        out: Float32 = np.concatenate(outputs, axis=1)
+        return out if bias is None else out + bias
+
+    def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
+        mean = np.mean(x * x, axis=-1, keepdims=True)
+        out: Float32 = x / np.sqrt(mean + np.float32(eps)) * weight
+        return out
+
+    def add(self, x: Float32, y: Float32) -> None:
+        x += y
+
+    def silu_mul(self, gate_up: Float32) -> Float32:
+        gate, up = np.split(gate_up, 2, axis=1)
+        with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate: infinity, and silu 0
+            out: Float32 = gate / (np.float32(1) + np.exp(-gate)) * up
+        return out
+
+    def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
+        half = cos.shape[1]
+        low, high = x[:, :, :half].copy(), x[:, :, half : 2 * half].copy()
+        c, s = cos[:, None, :], sin[:, None, :]
+        x[:, :, :half] = low * c - high * s
+        x[:, :, half : 2 * half] = high * c + low * s
+
+    def write_kv(self, layer: KVLayer, keys: Float32, values: Float32, slots: Int32) -> None:
+        for store, new in ((layer.keys, keys), (layer.values, values)):
+            store[slots] = f32_to_bf16(new) if store.dtype == np.uint16 else new
+
+    def copy_pages(self, layers: Sequence[KVLayer], copies: PageCopies, page_size: int) -> None:
+        for src, dst, num_tokens in zip(copies.src, copies.dst, copies.num_tokens, strict=True):
+            for store in (store for layer in layers for store in (layer.keys, layer.values)):
+                store[dst * page_size :][:num_tokens] = store[src * page_size :][:num_tokens]
+
+    def plan(self, batch: Batch) -> _ReferencePlan:
+        offsets = np.arange(batch.page_size, dtype=np.int32)
+        slots: list[Int32] = []
+        for b in range(batch.num_seqs):
+            pages = batch.page_ids[batch.page_indptr[b] : batch.page_indptr[b + 1]]
+            all_slots = (pages[:, None] * batch.page_size + offsets).reshape(-1)
+            positions = batch.positions[batch.query_indptr[b] : batch.query_indptr[b + 1]]
+            slots += [all_slots[: p + 1] for p in positions]
+        return _ReferencePlan(tuple(slots))
+
+    def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
+        if not isinstance(plan, _ReferencePlan):
+            raise TypeError(f"a {type(plan).__name__} was planned by another backend")
+        num_tokens, num_heads, head_dim = q.shape
+        out: Float32 = np.empty((num_tokens, num_heads * head_dim), np.float32)
+        for t in range(num_tokens):
+            out[t] = _attend(q[t] * np.float32(scale), layer, plan.slots[t]).reshape(-1)
+        return out
+
+
+def _reference_weight(weight: PackedWeight) -> _ReferenceWeight:
+    if not isinstance(weight, _ReferenceWeight):
+        raise TypeError(f"a {type(weight).__name__} was packed by another backend")
+    return weight
+
+
+def _dequantize(part: Weight, rows: Int32 | slice) -> Float32:
+    """float32[n, K]: the chosen rows."""
+    data = part.data[rows]
+    if part.format == "bf16":
+        return bf16_to_f32(data)
+    values: Float32 = data.astype(np.float32)
+    if part.scales is not None:
+        values *= np.repeat(part.scales[rows].astype(np.float32), GROUP, axis=1)
+    if part.mins is not None:
+        values += np.repeat(part.mins[rows].astype(np.float32), GROUP, axis=1)
+    return values
+
+
+def _linear_dense(x: Float32, part: Weight) -> Float32:
+    weight = np.ascontiguousarray(_dequantize(part, slice(None)).T)
+    out: Float32 = np.zeros((len(x), part.shape[0]), np.float32)
+    for k in range(len(weight)):
+        out += x[:, k, None] * weight[k]
+    return out
+
+
+def _linear_quantized(x: Float32, part: Weight, scales: npt.NDArray[np.float16]) -> Float32:
+    codes, x_scales = quantize_rows(x)
+    out: Float32 = np.zeros((len(x), part.shape[0]), np.float32)
+    for g in range(scales.shape[1]):
+        group = slice(g * GROUP, (g + 1) * GROUP)
+        x_codes, x_scale = codes[:, group].astype(np.float32), x_scales[:, g, None]
+        dots = x_codes @ part.data[:, group].astype(np.float32).T  # under 2**24: exact in any order
+        out += dots * (x_scale * scales[:, g].astype(np.float32))
+        if part.mins is not None:
+            out += x_scale * x_codes.sum(axis=1, keepdims=True) * part.mins[:, g].astype(np.float32)
+    return out
+
+
+def _as_f32(stored: npt.NDArray[np.generic]) -> Float32:
+    return bf16_to_f32(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
+
+
+def _attend(q: Float32, layer: KVLayer, slots: Int32) -> Float32:
+    """One row's float32[Hq, D] (scaled) against the keys at ``slots``: online softmax, block by block."""
+    num_kv_heads, head_dim = layer.keys.shape[1:]
+    grouped = q.reshape(num_kv_heads, -1, head_dim)
+    largest = np.full(grouped.shape[:2], -np.inf, np.float32)
+    total: Float32 = np.zeros(grouped.shape[:2], np.float32)
+    out: Float32 = np.zeros(grouped.shape, np.float32)
+    for start in range(0, len(slots), ATTENTION_BLOCK):
+        block = slots[start : start + ATTENTION_BLOCK]
+        keys, values = (_as_f32(store[block]) for store in (layer.keys, layer.values))
+        scores = (keys[:, :, None, :] * grouped).sum(axis=3)
+        new_largest = np.maximum(largest, scores.max(axis=0))
+        shrink = np.exp(largest - new_largest)
+        weights = np.exp(scores - new_largest)
+        total = total * shrink + weights.sum(axis=0)
+        out = out * shrink[:, :, None] + (weights[:, :, :, None] * values[:, :, None, :]).sum(axis=0)
+        largest = new_largest
+    return out / total[:, :, None]
