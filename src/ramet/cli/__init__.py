@@ -1,0 +1,62 @@
+"""The ``ramet`` command. Heavy modules load when a command runs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ramet.cli import bench, chat, generate
+from ramet.errors import RametError
+
+__all__ = ["app", "main"]
+
+_ABOUT = """Ramet: an LLM serving engine whose KV cache is a tree. What was computed once is not computed twice, and the
+same request gives the same bits, whatever else runs."""
+
+_EXAMPLES = """Examples:\n
+  ramet generate --chat "What is the capital of France?" --temperature 0\n
+  ramet chat\n
+  ramet generate "Once upon a time" --model ./Qwen2.5-0.5B-Instruct --json
+"""
+
+app = typer.Typer(
+    name="ramet",
+    help=_ABOUT,
+    epilog=_EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"ramet {version('ramet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: errors are one line on stderr and exit code 1, Ctrl-C is 130."""
+    try:
+        app()
+    except RametError as error:
+        typer.echo(f"ramet: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

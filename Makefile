@@ -1,0 +1,51 @@
+# Two commands set everything up on a fresh machine: `make serve` and `make test`.
+# Prerequisites: Python 3.11+, a C++17 compiler, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/ops/*.cpp csrc/ops/*.h)
+
+.PHONY: serve test check lint types sanitize bench exact clean format
+
+serve: $(VENV)/.run  ## environment, build, demo model, and a conversation with it
+	$(BIN)/ramet chat
+
+test: $(VENV)/.dev  ## all tests
+	$(BIN)/python -m pytest
+
+check: lint types sanitize test  ## what has to hold before anything lands
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc -name '*.cpp' -o -name '*.h')
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+	$(BIN)/clang-format -i $(shell find csrc -name '*.cpp' -o -name '*.h')
+
+exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise cover)
+	RAMET_EXACT=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
+
+bench: $(VENV)/.run
+	$(BIN)/ramet bench cache
+
+clean:
+	rm -rf $(VENV) build
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Ramet needs Python 3.11 or later; try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/pyvenv.cfg $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/pyvenv.cfg $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.run

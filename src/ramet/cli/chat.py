@@ -1,0 +1,110 @@
+"""``ramet chat``: a conversation in the terminal; the history stays in the tree, so each turn computes only what is new."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ramet.cli.options import with_engine_options
+from ramet.cli.progress import loading_progress
+from ramet.config import EngineConfig
+from ramet.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ramet.core.sampling import SamplingParams
+    from ramet.engine.assemble import RequestOutput
+    from ramet.llm import LLM
+
+__all__ = ["chat"]
+
+_HELP = "/reset starts over, /stats shows the cache, /exit leaves; Ctrl-C stops an answer"
+
+
+@with_engine_options
+def chat(
+    *,
+    system: Annotated[str | None, typer.Option("--system", help="system message")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="tokens of an answer at most")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy; the model's default if left out.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="makes sampled answers repeatable")] = None,
+    config: EngineConfig,
+) -> None:
+    """Talk to the model."""
+    from ramet.llm import LLM
+
+    with loading_progress() as report:
+        llm = LLM.from_config(config, report)
+    asked = {"temperature": temperature, "seed": seed}
+    params = llm.default_sampling_params(max_tokens=max_tokens, **{k: v for k, v in asked.items() if v is not None})
+    _ = llm.chat_template  # a model that cannot chat says so now
+    print(f"{llm.description}\n{_HELP}")
+    start = [{"role": "system", "content": system}] if system is not None else []
+    history = list(start)
+    while True:
+        try:
+            line = _ask()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print("\n(/exit or Ctrl-D leaves)")
+            continue
+        if line == "/exit":
+            return
+        if line == "/reset":
+            history = list(start)
+            print("(new conversation)")
+        elif line == "/stats":
+            _show_stats(llm)
+        elif line.startswith("/"):
+            print(_HELP)
+        elif line:
+            _turn(llm, history, line, params)
+
+
+def _ask() -> str:
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  (line editing and history for input())
+
+        return input("\n> ").strip()
+    return input().strip()
+
+
+def _turn(llm: LLM, history: list[dict[str, str]], line: str, params: SamplingParams) -> None:
+    """Send a line, print the answer as it comes. An answer that is stopped stays in the history as far as it came."""
+    history.append({"role": "user", "content": line})
+    began, first_s, last = time.perf_counter(), 0.0, None
+    try:
+        for last in llm.stream(history, params):
+            first_s = first_s or time.perf_counter() - began
+            sys.stdout.write(last.outputs[0].delta)
+            sys.stdout.flush()
+    except InvalidRequest as error:
+        history.pop()
+        print(f"ramet: {error} (/reset starts over)")
+        return
+    except KeyboardInterrupt:
+        sys.stdout.write(" (stopped)")
+    print()
+    if last is None:
+        history.pop()
+        return
+    history.append({"role": "assistant", "content": last.outputs[0].text})
+    if sys.stdout.isatty():
+        print(_figures(last, first_s, time.perf_counter() - began))
+
+
+def _figures(output: RequestOutput, first_s: float, total_s: float) -> str:
+    usage = output.usage
+    speed = (usage.completion_tokens - 1) / (total_s - first_s) if total_s > first_s else 0.0
+    return f"[reused {usage.cached_tokens} of {usage.prompt_tokens}, {first_s * 1000:.0f} ms, {speed:.0f} tok/s]"
+
+
+def _show_stats(llm: LLM) -> None:
+    for name, value in llm.cache_stats().items():
+        print(f"{name:>24}  {value}")

@@ -1,0 +1,266 @@
+"""The Python API: an engine in the caller's own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from rich.progress import Progress as ProgressBar
+
+from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig
+from ramet.core.sampling import SamplingParams
+from ramet.engine.assemble import OutputAssembler, RequestOutput
+from ramet.engine.build import Progress, build_engine
+from ramet.errors import InvalidRequest
+from ramet.text.chat import ChatTemplate
+from ramet.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Message", "Prompt"]
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int]
+_PROGRESS_FROM = 8  # prompts from which a bar is worth its line
+
+
+class LLM:
+    """A loaded model with its KV cache.
+
+    ::
+
+        with LLM() as llm:
+            print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+
+    ``model`` is a .gguf file, a folder (config.json and safetensors), a Hugging Face id, or None for the demo model. Raises
+    ``ModelError`` and ``ConfigError`` at once, ``InvalidRequest`` from the calls. One call at a time: a second thread waits.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        page_size: int = 16,
+        prefix_cache: str = "radix",
+        threads: int | None = None,
+        chunked_prefill_size: int | None = 512,
+        max_total_tokens: int | None = None,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        kv_cache_memory: int | str | None = None,
+        kv_cache_dtype: str = "auto",
+        max_running_seqs: int = 64,
+        max_batch_tokens: int = 2048,
+        schedule_policy: str = "fcfs",
+        revision: str | None = None,
+        isa: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(
+                model=model, revision=revision, dtype=dtype, quantization=quantization, max_model_len=max_model_len
+            ),
+            cache=CacheConfig(
+                page_size=page_size,
+                prefix_cache=prefix_cache,
+                kv_cache_memory=kv_cache_memory,
+                max_total_tokens=max_total_tokens,
+                kv_cache_dtype=kv_cache_dtype,
+            ),
+            scheduler=SchedulerConfig(
+                policy=schedule_policy,
+                max_running_seqs=max_running_seqs,
+                max_batch_tokens=max_batch_tokens,
+                chunked_prefill_size=chunked_prefill_size,
+                max_queued_requests=2**31,  # whoever calls with a long list waits for it
+            ),
+            runner=RunnerConfig(threads=threads, isa=isa),
+            seed=seed,
+        )
+        self._start(config, progress)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
+        """An LLM from a whole configuration, as the command line makes it."""
+        llm = cls.__new__(cls)
+        llm._start(config, progress)
+        return llm
+
+    def _start(self, config: EngineConfig, progress: Progress | None) -> None:
+        parts = build_engine(config, progress)
+        self._parts = parts
+        self._engine = parts.engine
+        self._assembler = OutputAssembler(parts.tokenizer, parts.engine.abort_sequence)
+        self._lock = threading.RLock()
+
+    @property
+    def description(self) -> str:
+        """The model in a few words, for people."""
+        return self._parts.description
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``InvalidRequest`` where the model has none."""
+        if self._parts.tokenizer is None:
+            raise InvalidRequest("this model has no tokenizer; give prompts as lists of token ids")
+        return self._parts.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises ``InvalidRequest`` where the model has none."""
+        if self._parts.chat_template is None:
+            raise InvalidRequest("this model has no chat template; use generate() with a prompt of your own")
+        return self._parts.chat_template
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """The model's own defaults (generation_config.json) with ``changes`` on top."""
+        return SamplingParams(**{**self._parts.generation_defaults, **changes})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many (text or token ids), in the order given.
+
+        One bad prompt raises ``InvalidRequest`` before any is computed.
+        """
+        many = _as_list(prompts)
+        return self._run(
+            [(self._encoded(p), p if isinstance(p, str) else None) for p in many], self._params_for(params, len(many))
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, rendered by the model's chat template."""
+        if not messages:
+            raise InvalidRequest("messages is empty; give at least one message", "messages")
+        chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        prompts = [self._rendered(chat, tools) for chat in chats]  # type: ignore[arg-type]
+        return self._run(prompts, self._params_for(params, len(prompts)))
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """One prompt or conversation, answered piece by piece.
+
+        Yields the same, growing ``RequestOutput`` after each step that changed it; ``outputs[i].delta`` is the text that is new since
+        the last time. Leaving the loop early aborts the request. Errors are raised by the first ``next``.
+        """
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            token_ids, text = self._rendered(prompt, tools)  # type: ignore[arg-type]
+        else:
+            token_ids, text = self._encoded(prompt), prompt if isinstance(prompt, str) else None  # type: ignore[arg-type]
+        [sampling] = self._params_for(params, 1)
+        with self._lock:
+            output = self._submit(token_ids, text, sampling)
+        try:
+            yield from self._progress_of(output)
+        finally:
+            if not output.finished:
+                with self._lock:
+                    self._abort(output.request_id)
+
+    def cache_stats(self) -> dict[str, Any]:
+        """Pages and counters of the KV pool and its cache."""
+        with self._lock:
+            return self._engine.stats()
+
+    def flush_cache(self) -> int:
+        """Forget all cached KV; returns the pages freed. Raises ``InvalidRequest`` while requests run."""
+        with self._lock:
+            return self._engine.flush_cache()
+
+    def close(self) -> None:
+        """Abort what still runs and let the memory go."""
+        with self._lock:
+            for request_id in self._engine.open_requests():
+                self._abort(request_id)
+            del self._engine, self._parts, self._assembler
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return list(prompt)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> tuple[list[int], str]:
+        text = self.chat_template.render(messages, tools)
+        return self.tokenizer.encode(text, add_special_tokens=False), text
+
+    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            return [self.default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise InvalidRequest(f"{len(params)} sampling parameters for {count} prompts; give one, or one each", "params")
+        return list(params)
+
+    def _submit(self, token_ids: list[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
+        if sampling.stops and self._parts.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
+        request_id = self._engine.submit(token_ids, sampling)
+        return self._assembler.open(self._engine.request(request_id), text)
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        self._assembler.close(request_id)
+
+    def _run(self, prompts: Sequence[tuple[list[int], str | None]], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        bar = ProgressBar(transient=True) if len(prompts) >= _PROGRESS_FROM else None
+        with self._lock, bar or nullcontext():
+            outputs: list[RequestOutput] = []
+            try:
+                for (token_ids, text), sampling in zip(prompts, params, strict=True):
+                    outputs.append(self._submit(token_ids, text, sampling))
+                task = bar.add_task("prompts", total=len(prompts)) if bar else None
+                while not all(output.finished for output in outputs):
+                    done = [out for out in self._assembler.apply(self._engine.step()) if out.finished]
+                    if bar and task is not None:
+                        bar.advance(task, len(done))
+            except BaseException:
+                for output in outputs:
+                    self._abort(output.request_id)
+                raise
+        return outputs
+
+    def _progress_of(self, output: RequestOutput) -> Iterator[RequestOutput]:
+        """Steps until the output is finished; other calls may step in between, so progress is measured on the output itself."""
+        seen = None
+        while True:
+            now = [(len(answer.token_ids), answer.finish_reason) for answer in output.outputs]
+            if now != seen and (seen is not None or output.finished):
+                yield output
+                for answer in output.outputs:
+                    answer.delta = ""
+            if output.finished:
+                return
+            seen = now
+            with self._lock:
+                self._assembler.apply(self._engine.step())
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Sequence) or not prompts:
+        raise InvalidRequest("prompts is a text, a list of texts or a list of lists of token ids, and not empty", "prompts")
+    return list(prompts)  # type: ignore[arg-type]
