@@ -105,8 +105,9 @@ class ReferenceBackend:
         return out if bias is None else out + bias
 
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
-        mean = np.mean(x * x, axis=-1, keepdims=True)
-        out: Float32 = x / np.sqrt(mean + np.float32(eps)) * weight
+        mean: Float32 = np.square(x).mean(axis=-1, keepdims=True)
+        mean += np.float32(eps)
+        out: Float32 = (x / np.sqrt(mean) * weight).astype(np.float32, copy=False)
         return out
 
     def add(self, x: Float32, y: Float32) -> None:
@@ -115,7 +116,9 @@ class ReferenceBackend:
     def silu_mul(self, gate_up: Float32) -> Float32:
         gate, up = np.split(gate_up, 2, axis=1)
         with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate: infinity, and silu 0
-            out: Float32 = gate / (np.float32(1) + np.exp(-gate)) * up
+            denominator: Float32 = np.exp(-gate)
+            denominator += np.float32(1)
+            out: Float32 = gate / denominator * up
         return out
 
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
