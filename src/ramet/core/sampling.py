@@ -72,7 +72,7 @@ class SamplingParams(metaclass=_NamesUnknownFields):
         _real("min_p", self.min_p, 0.0, 1.0)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _optional_whole("seed", self.seed, 0, _SEED_LIMIT - 1)
         _optional_whole("max_tokens", self.max_tokens, 0, _MAX_TOKENS)
         _whole("min_tokens", self.min_tokens, 0, _MAX_TOKENS)
