@@ -1,0 +1,106 @@
+"""What a request must be before the engine takes it. Everything is checked here, and nothing is changed before all is checked."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ramet.core.ids import Int32
+from ramet.core.sampling import SamplingParams
+from ramet.errors import ContextTooLong, InvalidRequest
+
+__all__ = ["Limits", "PromptIds", "check_priority", "check_request_id"]
+
+PromptIds = Sequence[int] | np.ndarray
+
+_MAX_ID_CHARS = 256
+_MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``max_total_tokens`` bounds prompt plus output: the context length, or what the KV pool holds if that is less."""
+
+    vocab_size: int
+    max_model_len: int
+    max_total_tokens: int
+
+    @classmethod
+    def of(cls, vocab_size: int, max_model_len: int, fits: Callable[[int], bool]) -> Limits:
+        """``fits`` is the pool's own bound at admission, asked rather than worked out again, so that the two cannot differ."""
+        lengths = range(1, max_model_len + 1)
+        return cls(vocab_size, max_model_len, bisect_left(lengths, True, key=lambda n: not fits(n)))
+
+    def check_prompt(self, prompt: PromptIds) -> Int32:
+        """int32[n] of a prompt that is not empty, short enough, and of this model's token ids."""
+        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, (Sequence, np.ndarray)) or np.ndim(prompt) != 1:
+            raise InvalidRequest(f"prompt is a flat list of token ids, not {type(prompt).__name__}", "prompt")
+        if len(prompt) == 0:
+            raise InvalidRequest("prompt is empty; it needs at least 1 token", "prompt")
+        if len(prompt) > self.max_total_tokens:
+            raise self._too_long(f"prompt is {len(prompt):,} tokens", "Shorten it")
+        ids = prompt if isinstance(prompt, np.ndarray) else _int_array(prompt)
+        if ids.dtype.kind not in "iu":
+            raise InvalidRequest(f"prompt token ids are whole numbers, not {ids.dtype}", "prompt")
+        outside = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
+        if len(outside):
+            where = int(outside[0])
+            raise InvalidRequest(
+                f"prompt token {where} is {ids[where]}; this model's token ids are 0 to {self.vocab_size - 1}", "prompt"
+            )
+        return ids.astype(np.int32)
+
+    def max_tokens(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
+        """The request's ``max_tokens``, or all that fits where it gives none. Never less than it asks for."""
+        room = self.max_total_tokens - num_prompt_tokens
+        wanted = sampling.max_tokens
+        if wanted is None:
+            if room < max(1, sampling.min_tokens):
+                raise self._too_long(
+                    f"prompt is {num_prompt_tokens:,} tokens, which leaves {room:,} for the output", "Shorten the prompt"
+                )
+            return room
+        if wanted > room:
+            total = num_prompt_tokens + wanted
+            raise self._too_long(
+                f"prompt is {num_prompt_tokens:,} tokens and max_tokens {wanted:,}, together {total:,}",
+                f"Lower max_tokens to {room:,}" if room > 0 else "Shorten the prompt",
+            )
+        return wanted
+
+    def _too_long(self, what: str, fix: str) -> ContextTooLong:
+        if self.max_total_tokens < self.max_model_len:
+            bound, option = "its KV pool holds", "give the pool more (--kv-cache-memory, --max-total-tokens)"
+        else:
+            bound, option = "its context length is", "raise --max-model-len"
+        return ContextTooLong(
+            f"{what}; this server takes {self.max_total_tokens:,}, as {bound} no more. {fix}, or {option}.", "prompt"
+        )
+
+
+def _int_array(ids: Sequence[int]) -> np.ndarray:
+    """Whole numbers alone: numpy would take True for 1 and 1.0 for 1."""
+    for kind in set(map(type, ids)):
+        if kind is bool or not issubclass(kind, (int, np.integer)):
+            where = next(i for i, value in enumerate(ids) if type(value) is kind)
+            raise InvalidRequest(f"prompt token {where} is {ids[where]!r:.40}; token ids are whole numbers", "prompt")
+    try:
+        return np.array(ids, dtype=np.int64)
+    except OverflowError:
+        where = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
+        raise InvalidRequest(f"prompt token {where} is beyond every token id", "prompt") from None
+
+
+def check_request_id(request_id: object) -> None:
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= _MAX_ID_CHARS:
+        raise InvalidRequest(f"request_id is a string of 1 to {_MAX_ID_CHARS} characters", "request_id")
+
+
+def check_priority(priority: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority is a whole number of at most {_MAX_PRIORITY} either way, not {priority!r:.40}", "priority"
+        )

@@ -1,0 +1,14 @@
+"""Real time, for the composition root. Nothing else in the engine's core may ask what time it is."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["MonotonicClock"]
+
+
+class MonotonicClock:
+    """A ``Clock`` that never runs backwards, whatever happens to the time of day."""
+
+    def now(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,257 @@
+"""The engine: requests in, tokens out, one step at a time. It knows token ids alone; text begins at its edge.
+
+``step()`` is schedule, launch, collect, update. Its two halves can be called apart, and requests may come, branch and go
+between them: whatever is in flight is left alone until its step is done. One thread calls all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ramet.core.ids import Int32, IntBuffer, RequestId, SeqId
+from ramet.core.output import SequenceUpdate
+from ramet.core.ports import Clock, Runner
+from ramet.core.request import Namespace, Request, Sequence
+from ramet.core.sampling import SamplingParams
+from ramet.engine.admission import Limits, PromptIds, check_priority, check_request_id
+from ramet.errors import EngineDead, InvalidRequest, Overloaded
+from ramet.kv.manager import KVManager, KVStats
+from ramet.schedule.scheduler import Scheduler, SchedulerStats
+
+__all__ = ["Engine", "EngineStats"]
+
+_NO_TENANT = Namespace()
+_SEED_BITS = 53  # a JSON number that every client reads back exactly
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """``num_open_requests`` have not told their end yet."""
+
+    num_open_requests: int
+    scheduler: SchedulerStats
+    kv: KVStats
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request and those of its sequences that have not told their end."""
+
+    request: Request
+    seq_ids: set[SeqId]
+
+
+class Engine:
+    """``eos_ids`` end an output unless the request ignores them; ``seed`` is where seeds come from for requests without one."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        kv: KVManager,
+        clock: Clock,
+        vocab_size: int,
+        max_model_len: int,
+        eos_ids: Iterable[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._kv = kv
+        self._clock = clock
+        self._limits = Limits.of(vocab_size, max_model_len, kv.fits)
+        self._eos_ids = frozenset(eos_ids)
+        self._seed = seed
+        self._open: dict[RequestId, _Open] = {}
+        self._num_requests = self._num_seqs = 0
+        self._num_launched = 0
+        self._death: EngineDead | None = None
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt: PromptIds,
+        sampling: SamplingParams,
+        *,
+        request_id: RequestId | None = None,
+        namespace: Namespace = _NO_TENANT,
+        priority: int = 0,
+    ) -> RequestId:
+        """Queue a request; all of its ``n`` sequences, or none.
+
+        Higher ``priority`` goes first. Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
+        ``EngineDead``; nothing is changed then.
+        """
+        self._check_alive()
+        ids = self._limits.check_prompt(prompt)
+        if self._scheduler.is_full:
+            raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
+        request = self._request(ids, sampling, request_id, namespace, priority)
+        self._scheduler.add(self._sequences(request))
+        return request.request_id
+
+    def fork(self, seq_id: SeqId, request_id: RequestId | None = None, sampling: SamplingParams | None = None) -> RequestId:
+        """Branch a live sequence at its present tokens: a request whose prompt they are, which begins with their KV.
+
+        It answers as if submitted alone with that prompt. Without ``sampling`` it has the parent's parameters and a new
+        seed; ``max_tokens`` then counts from the branch. Raises as ``submit`` does.
+        """
+        self._check_alive()
+        parent = self._scheduler.sequence(seq_id)
+        if parent is None:
+            raise InvalidRequest(f"sequence {seq_id} is not live, so it cannot be forked; submit its tokens instead", "seq_id")
+        origin = parent.request
+        if sampling is None:
+            sampling = replace(origin.sampling, seed=None, prompt_logprobs=None)
+        ids = self._limits.check_prompt(parent.tokens.view())
+        request = self._request(ids, sampling, request_id, origin.namespace, origin.priority)
+        self._scheduler.fork(parent, self._sequences(request))
+        return request.request_id
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request early. A no-op where it has ended or never was."""
+        entry = self._open.get(request_id)
+        for seq_id in sorted(entry.seq_ids, reverse=True) if entry else ():
+            self._scheduler.abort(seq_id)
+
+    def abort_sequence(self, seq_id: SeqId) -> None:
+        """End one of a request's sequences early (a stop string has come). A no-op where it has ended or never was."""
+        self._scheduler.abort(seq_id)
+
+    def request(self, request_id: RequestId) -> Request:
+        """An open request: its resolved ``max_tokens`` and seed among others. Raises ``KeyError``."""
+        return self._open[request_id].request
+
+    def seq_ids(self, request_id: RequestId) -> tuple[SeqId, ...]:
+        """The sequences of an open request that have not told their end, by index."""
+        return tuple(sorted(self._open[request_id].seq_ids))
+
+    # ---- steps
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> list[SequenceUpdate]:
+        """One turn: begin and finish. Raises ``EngineDead`` from the turn after the one whose runner failed."""
+        self.begin_step()
+        return self.finish_step()
+
+    def begin_step(self) -> None:
+        """Decide what is computed and launch it; nothing where there is nothing to compute."""
+        self._check_alive()
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return
+        try:
+            self._runner.launch(batch)
+            self._num_launched += 1
+        except Exception as error:  # whatever it is, the step's KV is not there
+            self._die(error)
+
+    def finish_step(self) -> list[SequenceUpdate]:
+        """Wait for the oldest launched step, and give the news since the last call.
+
+        A runner that fails ends every open request with an ``error`` update here.
+        """
+        updates: list[SequenceUpdate] = []
+        if self._num_launched:
+            self._num_launched -= 1
+            try:
+                updates = self._scheduler.update(self._runner.collect())
+            except Exception as error:
+                self._die(error)
+        updates += self._scheduler.take_news()
+        for update in updates:
+            if update.finish_reason is not None:
+                self._close(update)
+        return updates
+
+    # ---- the cache, and numbers
+
+    def flush_cache(self, *, force: bool = False) -> int:
+        """Forget all cached KV; returns how many pages that freed.
+
+        Refused with ``InvalidRequest`` while requests are open, unless forced: then what they hold stays.
+        """
+        if self._open and not force:
+            raise InvalidRequest(f"{len(self._open)} requests are open; wait for them, or force the flush")
+        return self._kv.flush()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self._open), self._scheduler.stats(), self._kv.stats())
+
+    # ---- inside
+
+    def _request(
+        self, prompt: Int32, sampling: SamplingParams, request_id: RequestId | None, namespace: Namespace, priority: int
+    ) -> Request:
+        """Check what is left to check and give the request its name, seed and bounds. Changes nothing before it returns."""
+        sampling.check_vocabulary(self._limits.vocab_size)
+        check_priority(priority)
+        max_tokens = self._limits.max_tokens(len(prompt), sampling)
+        if request_id is None:
+            request_id = self._free_id()
+        check_request_id(request_id)
+        if request_id in self._open:
+            raise InvalidRequest(f"request_id {request_id!r} is in use; give each request its own", "request_id")
+        self._num_requests += 1
+        stops = frozenset(sampling.stop_token_ids or ())
+        return Request(
+            request_id=request_id,
+            prompt=prompt,
+            sampling=sampling,
+            seed=self._draw_seed() if sampling.seed is None else sampling.seed,
+            max_tokens=max_tokens,
+            stop_ids=stops if sampling.ignore_eos else stops | self._eos_ids,
+            namespace=namespace,
+            priority=priority,
+            arrival_s=self._clock.now(),
+        )
+
+    def _free_id(self) -> RequestId:
+        number = self._num_requests
+        while f"request-{number}" in self._open:
+            number += 1
+        return f"request-{number}"
+
+    def _draw_seed(self) -> int:
+        """Counter-based: the seed of the k-th request depends on the engine's seed and k alone."""
+        (word,) = np.random.SeedSequence([self._seed, self._num_requests]).generate_state(1, np.uint64)
+        return int(word) >> (64 - _SEED_BITS)
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        seqs = []
+        for index in range(request.sampling.n):
+            seqs.append(
+                Sequence(
+                    seq_id=self._num_seqs,
+                    request=request,
+                    index=index,
+                    tokens=IntBuffer(request.prompt),
+                    num_prompt_tokens=len(request.prompt),
+                )
+            )
+            self._num_seqs += 1
+        self._open[request.request_id] = _Open(request, {seq.seq_id for seq in seqs})
+        return seqs
+
+    def _close(self, update: SequenceUpdate) -> None:
+        entry = self._open[update.request_id]
+        entry.seq_ids.discard(update.seq_id)
+        if not entry.seq_ids:
+            del self._open[update.request_id]
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDead(str(self._death)) from self._death
+
+    def _die(self, error: Exception) -> None:
+        self._death = EngineDead(f"the runner failed: {error!r:.200}")
+        self._death.__cause__ = error
+        self._num_launched = 0
+        self._scheduler.fail_all(str(self._death))

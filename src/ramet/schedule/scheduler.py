@@ -1,0 +1,384 @@
+"""Who computes what in the next step, and what a step's result means for its sequences.
+
+There is no prefill phase and no decode phase: each sequence has ``num_computed_tokens`` chasing ``len(tokens)`` (the view of
+vLLM's V1 scheduler). A chunk of a prompt, a decode, the tail behind a prefix hit and the work again after a preemption are
+one and the same. docs/design/scheduling.md has a worked example.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+from ramet.config import SchedulerConfig
+from ramet.core.batch import Batch
+from ramet.core.ids import SeqId
+from ramet.core.output import SequenceUpdate, StepOutput, TokenLogprobs
+from ramet.core.request import Sequence, SequenceState
+from ramet.errors import EngineDead
+from ramet.kv.manager import KVManager
+from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.policy import Policy, rank
+
+__all__ = ["Scheduler", "SchedulerStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Sequences now, and counts since the start.
+
+    ``num_computed_tokens`` is all the work done, that done again after a preemption included.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_preemptions: int
+    num_computed_tokens: int
+    num_output_tokens: int
+
+
+class Scheduler:
+    """The only one who changes sequence state.
+
+    ``schedule`` launches, ``update`` takes the result of the oldest launched step. Several steps may be in flight: a
+    sequence's ``num_in_flight_tokens`` say so, and while they are over 0 it is not preempted, published or freed. ``abort``
+    then only marks; ``update`` frees.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: Policy) -> None:
+        self._config = config
+        self._kv = kv
+        self._policy = policy
+        self._sequences: dict[SeqId, Sequence] = {}
+        self._running: list[Sequence] = []  # by rank, so that the last one is the victim
+        self._waiting: list[Sequence] = []  # by rank
+        # Sequences that wait for another one, to be forked from it once its prompt is computed. All have its tokens.
+        self._followers: dict[SeqId, list[Sequence]] = {}
+        self._launched: deque[tuple[Batch, list[Chunk]]] = deque()
+        self._news: list[SequenceUpdate] = []
+        self._num_steps = self._num_preemptions = 0
+        self._num_computed_tokens = self._num_output_tokens = 0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that are not finished, for the audit."""
+        return list(self._sequences.values())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._news)
+
+    @property
+    def is_full(self) -> bool:
+        """As many requests wait as may wait."""
+        return len({seq.request.request_id for seq in self._waiting}) >= self._config.max_queued_requests
+
+    def sequence(self, seq_id: SeqId) -> Sequence | None:
+        """The sequence, while it is not finished."""
+        seq = self._sequences.get(seq_id)
+        return None if seq is None or seq.is_finished else seq
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._sequences) - len(self._running),
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
+            num_computed_tokens=self._num_computed_tokens,
+            num_output_tokens=self._num_output_tokens,
+        )
+
+    # ---- what comes in
+
+    def add(self, seqs: list[Sequence]) -> None:
+        """Queue the sequences of one request. The first goes ahead; the others are forked from it once its prompt is computed."""
+        leader, *siblings = seqs
+        self._sequences[leader.seq_id] = leader
+        self._wait(leader)
+        for seq in siblings:
+            self._sequences[seq.seq_id] = seq
+            self._follow(seq, leader)
+
+    def fork(self, parent: Sequence, seqs: list[Sequence]) -> None:
+        """Queue sequences whose tokens are those of ``parent`` now; they take over its KV where there is room."""
+        for seq in seqs:
+            self._sequences[seq.seq_id] = seq
+            if seq.request.sampling.prompt_logprobs is not None:
+                self._wait(seq)  # has to compute its whole prompt: a fork would skip it
+            elif parent.num_in_flight_tokens or parent.num_computed_tokens < parent.num_prompt_tokens:
+                self._follow(seq, parent)
+            else:
+                self._branch(seq, parent)
+
+    def abort(self, seq_id: SeqId) -> None:
+        """End a sequence early; a no-op where it has ended. Its tokens in flight will not be told."""
+        seq = self.sequence(seq_id)
+        if seq is not None:
+            seq.finish_reason = "abort"
+            self._end_if_idle(seq)
+
+    def fail_all(self, message: str) -> None:
+        """The device is gone, and the launched steps with it: end every sequence, publish nothing more."""
+        self._launched.clear()
+        for seq in self.sequences:
+            seq.num_in_flight_tokens = 0
+            error = None if seq.is_finished else message
+            seq.finish_reason = seq.finish_reason or "error"
+            self._tell(seq, error=error)
+
+    # ---- deciding
+
+    def schedule(self) -> Batch | None:
+        """The next step's batch, now in flight; None where there is nothing to compute."""
+        num_preemptions = self._num_preemptions
+        chunks = self._plan_running()
+        # What a preemption freed is for those still running: admitting into it would only preempt again.
+        if not chunks or self._num_preemptions == num_preemptions:
+            self._plan_waiting(chunks)
+        if not chunks:
+            return None
+        self._num_steps += 1
+        batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies())
+        self._launched.append((batch, chunks))
+        return batch
+
+    def _plan_running(self) -> list[Chunk]:
+        """Each running sequence once, best rank first. Victims come from the end of the list, which is not visited yet."""
+        chunks: list[Chunk] = []
+        budget = self._config.max_batch_tokens
+        visited = 0
+        while visited < len(self._running):
+            seq = self._running[visited]
+            visited += 1
+            num_behind = len(self._running) - visited  # a token is kept for each, so that no prompt starves a decode
+            num_tokens = self._chunk_size(seq, budget - num_behind)
+            if num_tokens and self._make_room(seq, num_tokens):
+                chunks.append(self._launch(seq, num_tokens))
+                budget -= num_tokens
+        return chunks
+
+    def _plan_waiting(self, chunks: list[Chunk]) -> None:
+        """Admit in the policy's order until one does not fit."""
+        budget = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+        admitted: list[Sequence] = []
+        hopeless: list[Sequence] = []
+        for seq in self._policy.order(self._waiting):
+            if budget <= 0 or len(self._running) >= self._config.max_running_seqs:
+                break
+            # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.
+            if not self._kv.admit(seq, reserve_pages=len(self._running)):
+                if self._running or self._launched:
+                    break  # their pages will come back
+                hopeless.append(seq)
+                continue
+            admitted.append(seq)
+            self._start(seq)
+            num_tokens = self._chunk_size(seq, budget)
+            chunks.append(self._launch(seq, num_tokens))
+            budget -= num_tokens
+        for seq in admitted:
+            _remove(self._waiting, seq)
+        for seq in hopeless:
+            seq.finish_reason = "error"
+            self._tell(seq, error=f"{len(seq.tokens)} tokens do not fit the KV pool even when nothing else runs")
+
+    def _chunk_size(self, seq: Sequence, budget: int) -> int:
+        if seq.is_finished:
+            return 0
+        limit = self._config.chunked_prefill_size
+        return min(seq.num_remaining_tokens, budget if limit is None else min(limit, budget))
+
+    def _launch(self, seq: Sequence, num_tokens: int) -> Chunk:
+        """``num_tokens`` of a sequence are in flight from now on."""
+        start = seq.num_computed_tokens + seq.num_in_flight_tokens
+        seq.num_in_flight_tokens += num_tokens
+        end = start + num_tokens
+        samples = end == len(seq.tokens) and seq.num_output_tokens < seq.request.max_tokens
+        if seq.request.sampling.prompt_logprobs is None:
+            return Chunk(seq, start, num_tokens, samples)
+        # Position 0 has no logprob; those at or before num_prompt_logprobs have been given out.
+        first = max(start, seq.num_prompt_logprobs) + 1
+        return Chunk(seq, start, num_tokens, samples, first, max(0, min(end + 1, seq.num_prompt_tokens) - first))
+
+    def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
+        """Pages for ``num_tokens`` more, preempting from the end of the running list. False: not in this step."""
+        while not self._kv.grow(seq, num_tokens):
+            victim = next((s for s in reversed(self._running) if s is seq or not s.num_in_flight_tokens), seq)
+            if victim.num_in_flight_tokens:
+                return False  # only launched steps hold the room, and they will give it back
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a sequence's pages. What was published stays in the cache while there is room, so the way back may be short."""
+        self._kv.release(seq)
+        _remove(self._running, seq)
+        seq.num_preemptions += 1
+        self._num_preemptions += 1
+        self._wait(seq)
+
+    # ---- what comes out
+
+    def update(self, output: StepOutput) -> list[SequenceUpdate]:
+        """Take in the result of the oldest launched step. Raises ``EngineDead``, changing nothing, where it is another's."""
+        batch, chunks = self._launched[0] if self._launched else (None, [])
+        if batch is None or output.step != batch.step or len(output.token_ids) != len(batch.sample_rows):
+            raise EngineDead(f"the runner gave a result of step {output.step} that does not fit the oldest one launched")
+        self._launched.popleft()
+        row = given = 0
+        for chunk in chunks:
+            prompt_logprobs = output.prompt_logprobs[given : given + chunk.num_prompt_logprobs]
+            self._settle(chunk, output, row, prompt_logprobs)
+            given += chunk.num_prompt_logprobs
+            row += chunk.samples
+        return self.take_news()
+
+    def take_news(self) -> list[SequenceUpdate]:
+        """Updates not told yet. Only ends of sequences that were not in flight come outside ``update``."""
+        news, self._news = self._news, []
+        return news
+
+    def _settle(self, chunk: Chunk, output: StepOutput, row: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """What one chunk's step means for its sequence; ``row`` is its sampled row, where it has one."""
+        seq = chunk.sequence
+        seq.num_in_flight_tokens -= chunk.num_tokens
+        seq.num_computed_tokens += chunk.num_tokens
+        if not seq.is_finished:  # else nothing of this step is told
+            seq.num_prompt_logprobs += len(prompt_logprobs)
+        self._num_computed_tokens += chunk.num_tokens
+        error = output.errors.get(row) if chunk.samples else None
+        if error is None:
+            self._publish(seq)
+        if seq.is_finished:
+            self._end_if_idle(seq)
+        elif error is not None:
+            seq.finish_reason = "error"
+            self._tell(seq, prompt_logprobs=prompt_logprobs, error=error)
+        elif chunk.samples:
+            self._append(seq, int(output.token_ids[row]), output.logprobs[row], prompt_logprobs)
+        else:
+            if chunk.end == len(seq.tokens):  # max_tokens 0: the prompt is all that was wanted
+                seq.finish_reason = "length"
+            if prompt_logprobs or seq.is_finished:
+                self._tell(seq, prompt_logprobs=prompt_logprobs)
+
+    def _publish(self, seq: Sequence) -> None:
+        """The steps that filled its pages are done: others may use them. So what is idle is published, always.
+
+        While one is in flight nothing is: publishing frees pages that turn out to be duplicates, and that step may read them.
+        """
+        if seq.num_in_flight_tokens:
+            return
+        self._kv.commit(seq)
+        if seq.num_computed_tokens >= seq.num_prompt_tokens:
+            for follower in self._take_followers(seq):
+                self._branch(follower, seq)
+
+    def _append(
+        self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, prompt_logprobs: tuple[TokenLogprobs, ...]
+    ) -> None:
+        """A new token. It has no KV yet: the next step computes it, or nobody does if it is the last."""
+        seq.tokens.append(token_id)
+        self._num_output_tokens += 1
+        is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens > seq.request.sampling.min_tokens
+        if is_stop:
+            seq.finish_reason = "stop"
+        elif seq.num_output_tokens >= seq.request.max_tokens:
+            seq.finish_reason = "length"
+        self._tell(
+            seq,
+            new_token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
+            stop_token_id=token_id if is_stop else None,
+        )
+
+    def _tell(
+        self,
+        seq: Sequence,
+        *,
+        new_token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Queue news of a sequence. The last news lets it go."""
+        self._news.append(
+            SequenceUpdate(
+                request_id=seq.request.request_id,
+                seq_id=seq.seq_id,
+                index=seq.index,
+                new_token_ids=new_token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                num_cached_tokens=seq.num_cached_tokens or 0,
+                finish_reason=seq.finish_reason,
+                stop_token_id=stop_token_id,
+                error=error,
+            )
+        )
+        if seq.is_finished:
+            self._let_go(seq)
+
+    # ---- from list to list
+
+    def _wait(self, seq: Sequence) -> None:
+        """Queue for admission, by rank: one that was preempted stands before all that arrived after it."""
+        seq.state = SequenceState.WAITING
+        insort(self._waiting, seq, key=rank)
+
+    def _start(self, seq: Sequence) -> None:
+        seq.state = SequenceState.RUNNING
+        insort(self._running, seq, key=rank)
+
+    def _follow(self, seq: Sequence, leader: Sequence) -> None:
+        """Wait until ``leader``'s prompt is computed and nothing of it is in flight."""
+        seq.parent_id = leader.seq_id
+        self._followers.setdefault(leader.seq_id, []).append(seq)
+
+    def _branch(self, seq: Sequence, parent: Sequence) -> None:
+        """Run on the parent's KV; where there is no room, be admitted as anyone is, later."""
+        seq.parent_id = parent.seq_id
+        if len(self._running) < self._config.max_running_seqs and self._kv.fork(parent, seq):
+            self._start(seq)
+        else:
+            self._wait(seq)
+
+    def _end_if_idle(self, seq: Sequence) -> None:
+        if not seq.num_in_flight_tokens:
+            self._tell(seq)
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Free what a finished sequence holds; what it published stays in the cache. An heir takes its followers over."""
+        self._kv.release(seq)
+        if seq.state is SequenceState.RUNNING:
+            _remove(self._running, seq)
+        elif seq.parent_id is not None and seq in self._followers.get(seq.parent_id, ()):
+            self._followers[seq.parent_id].remove(seq)
+        else:
+            _remove(self._waiting, seq)
+        seq.state = SequenceState.FINISHED
+        del self._sequences[seq.seq_id]
+        if followers := self._take_followers(seq):
+            heir, *others = followers
+            heir.parent_id = None
+            self._wait(heir)
+            for other in others:
+                self._follow(other, heir)
+
+    def _take_followers(self, leader: Sequence) -> list[Sequence]:
+        followers = self._followers.pop(leader.seq_id, [])
+        for seq in followers:
+            if seq.request is leader.request:
+                seq.num_prompt_logprobs = leader.num_prompt_logprobs  # a request's are told once
+        return followers
+
+
+def _remove(seqs: list[Sequence], seq: Sequence) -> None:
+    """Take ``seq`` out of a list that is kept by rank."""
+    del seqs[bisect_left(seqs, rank(seq), key=rank)]

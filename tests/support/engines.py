@@ -1,0 +1,150 @@
+"""Engines over the fake runner, and what a request answers when it has one to itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramet.config import SchedulerConfig
+from ramet.core.batch import Batch
+from ramet.core.output import SequenceUpdate
+from ramet.core.request import Request
+from ramet.core.sampling import SamplingParams
+from ramet.engine.engine import Engine
+from ramet.kv.audit import audit
+from ramet.kv.hashed import HashedCache
+from ramet.kv.manager import KVManager
+from ramet.kv.null import NullCache
+from ramet.kv.pool import PagePool
+from ramet.kv.prefix import PrefixCache
+from ramet.kv.radix import RadixCache
+from ramet.runner.fake import FakeRunner, VirtualClock, no_faults
+from ramet.schedule.policy import make_policy
+from ramet.schedule.scheduler import Scheduler
+
+CACHES: Mapping[str, Callable[[int], PrefixCache]] = {"radix": RadixCache, "hashed": HashedCache, "null": NullCache}
+VOCAB_SIZE = 50
+EOS_IDS = frozenset({1, 2})
+
+
+@dataclass
+class Answer:
+    """What has been told of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, float, int]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, float, int]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+
+    def take(self, update: SequenceUpdate) -> None:
+        assert self.finish_reason is None, "news of a sequence after its end"
+        self.token_ids += update.new_token_ids
+        self.logprobs += [(one.token_id, one.logprob, one.rank) for one in update.logprobs]
+        self.prompt_logprobs += [(one.token_id, one.logprob, one.rank) for one in update.prompt_logprobs]
+        self.finish_reason, self.stop_token_id, self.error = update.finish_reason, update.stop_token_id, update.error
+        self.num_cached_tokens = update.num_cached_tokens
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """All that must not depend on what else happened."""
+        return self.token_ids, self.logprobs, self.prompt_logprobs, self.finish_reason, self.stop_token_id
+
+
+class Bench:
+    """An engine with all its parts at hand; gathers the answers and audits after every move."""
+
+    def __init__(
+        self,
+        *,
+        cache: str = "radix",
+        page_size: int = 4,
+        num_pages: int = 64,
+        max_model_len: int = 256,
+        faults: Callable[[Batch], Mapping[int, str]] = no_faults,
+        seed: int = 0,
+        **config: Any,
+    ) -> None:
+        self.config = SchedulerConfig(**config)
+        self.clock = VirtualClock()
+        self.kv = KVManager(PagePool(num_pages), CACHES[cache](page_size), page_size)
+        self.runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, self.clock, faults=faults)
+        self.scheduler = Scheduler(self.config, self.kv, make_policy(self.config.policy, self.kv))
+        self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, VOCAB_SIZE, max_model_len, EOS_IDS, seed)
+        self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
+        self.requests: dict[str, Request] = {}
+
+    def submit(self, prompt: list[int], *, request_id: str | None = None, priority: int = 0, **sampling: Any) -> str:
+        request_id = self.engine.submit(prompt, SamplingParams(**sampling), request_id=request_id, priority=priority)
+        self.requests[request_id] = self.engine.request(request_id)
+        return request_id
+
+    def fork(self, seq_id: int, **sampling: Any) -> str:
+        request_id = self.engine.fork(seq_id, sampling=SamplingParams(**sampling) if sampling else None)
+        self.requests[request_id] = self.engine.request(request_id)
+        return request_id
+
+    def step(self) -> list[SequenceUpdate]:
+        self.engine.begin_step()
+        self.audit()
+        return self.finish_step()
+
+    def finish_step(self) -> list[SequenceUpdate]:
+        updates = self.engine.finish_step()
+        for update in updates:
+            self.answers[update.request_id, update.index].take(update)
+        self.audit()
+        return updates
+
+    def audit(self) -> None:
+        audit(self.kv, self.scheduler.sequences)
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps: {self.engine.stats()}")
+
+    def answer(self, prompt: list[int], **options: Any) -> Answer:
+        """Submit one request with n = 1 and run until all is done."""
+        request_id = self.submit(prompt, **options)
+        self.run()
+        return self.answers[request_id, 0]
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request: no page, lock, queue entry or id."""
+        assert not self.engine.has_work
+        self.audit()
+        stats = self.engine.stats()
+        assert (stats.num_open_requests, stats.scheduler.num_running, stats.scheduler.num_waiting) == (0, 0, 0)
+        assert stats.kv.num_private_pages == stats.kv.num_locked_pages == 0
+
+    def check_against_cold(self) -> None:
+        """Every finished answer has the bits of a run alone."""
+        for (request_id, index), answer in self.answers.items():
+            if answer.finish_reason in ("stop", "length"):
+                assert answer.result == cold(self.requests[request_id])[index], f"{request_id}, answer {index}"
+
+
+def cold(request: Request) -> list[tuple[object, ...]]:
+    """The n results of a request alone in an empty engine without a cache, its prompt computed at once."""
+    total = len(request.prompt) + request.max_tokens
+    alone = Bench(
+        cache="null",
+        page_size=7,
+        num_pages=request.sampling.n * -(-total // 7),
+        max_model_len=total,
+        chunked_prefill_size=None,
+        max_batch_tokens=4096,
+    )
+    sampling = {name: getattr(request.sampling, name) for name in request.sampling.__slots__}
+    sampling |= {"seed": request.seed, "max_tokens": request.max_tokens}
+    request_id = alone.submit(request.prompt.tolist(), **sampling)
+    alone.run()
+    alone.check_idle()
+    return [alone.answers[request_id, index].result for index in range(request.sampling.n)]
