@@ -1,0 +1,172 @@
+"""Reading model files, which are untrusted input: every fault is a ``ModelError`` that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ramet.errors import ModelError
+
+__all__ = ["Fields", "few", "map_file", "parse_json", "read_json", "read_text"]
+
+_MAX_JSON_BYTES = 64 << 20
+_MAX_INT = 2**31 - 1
+
+
+def few(names: object, limit: int = 5) -> str:
+    """The first names of a collection, for messages: ``a, b, c (12 in all)``."""
+    shown = [str(n) for n in names]  # type: ignore[attr-defined]
+    return ", ".join(shown[:limit]) + (f", ... ({len(shown)} in all)" if len(shown) > limit else "")
+
+
+def map_file(path: Path) -> npt.NDArray[np.uint8]:
+    """uint8[n], read-only: the bytes of a regular file, mapped."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path} is not a regular file")
+        if status.st_size == 0:
+            raise ModelError(f"{path} is empty")
+        return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """A small UTF-8 file."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path} is over {_MAX_JSON_BYTES >> 20} MiB")
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8 at byte {error.start}") from None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A file that holds one JSON object."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> dict[str, object]:
+    """One strict JSON object: no NaN, no duplicate keys."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{where} is not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{where} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {twice!r}")
+    return found
+
+
+class Fields:
+    """Typed access to a mapping from a file. A key that is absent or null takes the default; without one it is an error."""
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def has(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def fail(self, key: str, why: str) -> ModelError:
+        """An error about ``key``, to be raised."""
+        return ModelError(f"{self.where}: {key} {why}")
+
+    def raw(self, key: str) -> object:
+        """The value as it stands, None where absent."""
+        return self._values.get(key)
+
+    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = _MAX_INT) -> int:
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.fail(key, f"is a whole number, not {_shown(value)}")
+        if not low <= value <= high:
+            raise self.fail(key, f"is from {low} to {high}, not {value}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number over 0: all that models have are."""
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.fail(key, f"is a number, not {_shown(value)}")
+        if not 0 < value < math.inf:
+            raise self.fail(key, f"is a finite number over 0, not {value}")
+        return float(value)
+
+    def fraction(self, key: str) -> float:
+        """A finite number, 0 or over."""
+        return 0.0 if self._values.get(key) in (0, 0.0) else self.number(key)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"is true or false, not {_shown(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"is a string, not {_shown(value)}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings; empty where absent."""
+        value = self._values.get(key)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self.fail(key, f"is a list of strings, not {_shown(value)}")
+        return value
+
+    def mapping(self, key: str) -> Fields:
+        """The object at ``key``; empty where absent."""
+        value = self._get(key, {})
+        if not isinstance(value, Mapping):
+            raise self.fail(key, f"is an object, not {_shown(value)}")
+        return Fields(value, f"{self.where}: {key}")
+
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """Ids of a key that holds one, a list or nothing. Raises where one is not in the vocabulary."""
+        value = self._values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for one in ids:
+            if not isinstance(one, int) or isinstance(one, bool):
+                raise self.fail(key, f"is a token id, not {_shown(one)}")
+            if not 0 <= one < vocab_size:
+                raise self.fail(key, f"is {one}, but the vocabulary has {vocab_size} tokens")
+        return tuple(ids)
+
+    def _get(self, key: str, default: object) -> object:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fail(key, "is missing")
+        return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,187 @@
+"""Changing the type of weights while they are loaded: rounding to another float type, or quantising to 8 or 4 bits.
+
+Quantisation is by groups of 32 inputs, in the formats of ``kernels.backend.Weight``:
+
+* int8: scale = max|w| / 127; code = w / scale, half to even.
+* int4: minimum = min w, scale = (max w - min w) / 15; code = (w - minimum) / scale, half to even, 0 to 15. The embedding and
+  the output projection become int8 instead: they are where four bits cost the most, and a fraction of the work.
+
+Scales and minima are rounded to float16 first, and codes are chosen for the rounded values. Norms and biases stay float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ramet.core.ids import Float32
+from ramet.errors import ModelError
+from ramet.kernels.backend import GROUP, Weight, WeightFormat
+from ramet.kernels.reference import bf16_to_f32, f32_to_bf16
+from ramet.model.spec import Checkpoint, Tensors
+
+__all__ = ["as_float32", "convert", "dequantize", "quantize_int4", "quantize_int8", "round_to"]
+
+_CHUNK_VALUES = 1 << 22  # values worked on at a time: 16 MiB of float32
+_FLOATS: Mapping[str, WeightFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_NOT_INT4 = frozenset({"embed", "head"})
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Quantization = Literal["int8", "int4"]
+
+
+def as_float32(format_: WeightFormat, data: npt.NDArray[np.generic]) -> Float32:
+    """Dense values of any shape as float32: exact."""
+    return bf16_to_f32(data) if format_ == "bf16" else data.astype(np.float32)
+
+
+def dequantize(weight: Weight) -> Float32:
+    """float32[N, K]: what the weight's codes stand for."""
+    values = as_float32(weight.format, weight.data)
+    for per_group, apply in ((weight.scales, np.multiply), (weight.mins, np.add)):
+        if per_group is not None:
+            groups = values.reshape(len(values), -1, GROUP)
+            apply(groups, per_group.astype(np.float32)[:, :, None], out=groups)
+    return values
+
+
+def round_to(weight: Weight, format_: WeightFormat) -> Weight:
+    """The matrix in a float format, half to even. Raises ``ModelError`` where float16 cannot hold a value."""
+    if weight.format == format_:
+        return weight
+    data = np.empty(weight.shape, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[format_])
+    for rows in _chunks(weight):
+        values = dequantize(_rows(weight, rows))
+        if format_ == "f16":
+            with np.errstate(over="ignore"):
+                data[rows] = values
+            if not np.isfinite(data[rows]).all():
+                raise ModelError(f"a weight of {np.abs(values).max():g} does not fit float16; use bfloat16 (--dtype)")
+        else:
+            data[rows] = f32_to_bf16(values) if format_ == "bf16" else values
+    return Weight(format_, data)
+
+
+def quantize_int8(weight: Weight) -> Weight:
+    """A dense matrix as q8. Raises ``ModelError`` where it is quantised already, K is no multiple of 32, or a value overflows."""
+    codes, scales = np.empty(weight.shape, np.int8), _per_group(weight)
+    for rows, groups in _dense_groups(weight):
+        scales[rows] = _half(np.abs(groups).max(axis=2) / np.float32(127))
+        codes[rows] = _codes(groups, scales[rows], -127, 127)
+    return Weight("q8", codes, scales)
+
+
+def quantize_int4(weight: Weight) -> Weight:
+    """A dense matrix as q4. Raises as ``quantize_int8``."""
+    codes, scales, mins = np.empty(weight.shape, np.uint8), _per_group(weight), _per_group(weight)
+    for rows, groups in _dense_groups(weight):
+        low = groups.min(axis=2)
+        scales[rows] = _half((groups.max(axis=2) - low) / np.float32(15))
+        mins[rows] = _half(low)
+        codes[rows] = _codes(groups - mins[rows].astype(np.float32)[:, :, None], scales[rows], 0, 15)
+    return Weight("q4", codes, scales, mins)
+
+
+def convert(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization | None) -> Checkpoint:
+    """The checkpoint with its matrices in another type, converted one by one when they are read.
+
+    ``auto`` keeps the stored types. With ``quantization``, values are rounded to ``dtype`` first.
+    """
+    tensors = checkpoint.tensors
+    if dtype != "auto":
+        format_ = _FLOATS[dtype]
+        tensors = _Converted(tensors, lambda _: lambda weight: round_to(weight, format_), frozenset({format_}), dtype)
+    if quantization is not None:
+        _refuse_quantized(checkpoint)
+        formats: frozenset[WeightFormat] = frozenset({"q8"} if quantization == "int8" else {"q8", "q4"})
+        tensors = _Converted(tensors, lambda name: _quantizer(name, quantization), formats, quantization)
+    return replace(checkpoint, tensors=tensors)
+
+
+class _Converted:
+    """``Tensors`` whose matrices pass through a function chosen by name."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        converter_of: Callable[[str], Callable[[Weight], Weight]],
+        formats: frozenset[WeightFormat],
+        label: str,
+    ) -> None:
+        self._tensors = tensors
+        self._converter_of = converter_of
+        self._formats = formats
+        self._label = label
+
+    def matrix(self, name: str) -> Weight:
+        try:
+            return self._converter_of(name)(self._tensors.matrix(name))
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from None
+
+    def vector(self, name: str) -> Float32:
+        return self._tensors.vector(name)
+
+    def formats(self) -> frozenset[WeightFormat]:
+        return self._formats
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self._tensors.fingerprint()} {self._label}".encode()).hexdigest()
+
+
+def _quantizer(name: str, quantization: Quantization) -> Callable[[Weight], Weight]:
+    return quantize_int8 if quantization == "int8" or name in _NOT_INT4 else quantize_int4
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    if checkpoint.tensors.formats() & {"q8", "q4"}:
+        raise ModelError(f"{checkpoint.description} is quantised already; leave --quantization out, or use the original")
+
+
+def _per_group(weight: Weight) -> npt.NDArray[np.float16]:
+    num_outputs, num_inputs = weight.shape
+    if weight.scales is not None:
+        raise ModelError(f"the matrix is {weight.format} already")
+    if num_inputs % GROUP:
+        raise ModelError(f"{num_inputs} inputs are no multiple of {GROUP}, which quantisation needs")
+    return np.empty((num_outputs, num_inputs // GROUP), np.float16)
+
+
+def _chunks(weight: Weight) -> list[slice]:
+    num_rows, num_inputs = weight.shape
+    step = max(1, _CHUNK_VALUES // max(1, num_inputs))
+    return [slice(at, min(at + step, num_rows)) for at in range(0, num_rows, step)]
+
+
+def _rows(weight: Weight, rows: slice) -> Weight:
+    scales, mins = weight.scales, weight.mins
+    return Weight(
+        weight.format, weight.data[rows], None if scales is None else scales[rows], None if mins is None else mins[rows]
+    )
+
+
+def _dense_groups(weight: Weight) -> Iterator[tuple[slice, Float32]]:
+    """Runs of rows with their values as float32[n, K / 32, 32]."""
+    for rows in _chunks(weight):
+        values = as_float32(weight.format, weight.data[rows])
+        yield rows, values.reshape(len(values), -1, GROUP)
+
+
+def _half(values: Float32) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise ModelError("a weight is not finite, or too large for a float16 scale")
+    return halves
+
+
+def _codes(groups: Float32, scales: npt.NDArray[np.float16], low: int, high: int) -> Float32:
+    """float32[n, K]: whole numbers; 0 where the scale is 0."""
+    wide = scales.astype(np.float32)[:, :, None]
+    codes = np.divide(groups, wide, out=np.zeros_like(groups), where=wide > 0)
+    return np.clip(np.rint(codes), low, high).reshape(len(groups), -1)

@@ -1,0 +1,51 @@
+"""From what a person types for a model to an open ``Checkpoint``: nothing (the demo model), a file, a folder, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ramet.config import ModelConfig
+from ramet.errors import ConfigError, ModelError
+from ramet.model.demo import fetch_demo_model
+from ramet.model.folder import load_folder
+from ramet.model.gguf_model import load_gguf
+from ramet.model.hub import fetch_from_hub
+from ramet.model.quant import convert
+from ramet.model.spec import Checkpoint, Progress, silent
+
+__all__ = ["open_model", "resolve"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
+    """Find, fetch where needed, and open the model. Raises ``ModelError`` and ``ConfigError`` with one-line messages."""
+    path = resolve(config.model, config.revision, progress)
+    checkpoint = load_folder(path) if path.is_dir() else load_gguf(path)
+    return convert(checkpoint, config.dtype, config.quantization)
+
+
+def resolve(model: str | None, revision: str | None = None, progress: Progress = silent) -> Path:
+    """The .gguf file or the folder that ``model`` means; what is here wins over the hub."""
+    if model is None:
+        _refuse_revision(revision, "the demo model")
+        return fetch_demo_model(progress)
+    path = Path(model).expanduser()
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # too long, a NUL byte, no permission on the way
+        raise ModelError(f"cannot look up {model[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
+    if exists:
+        _refuse_revision(revision, model)
+        if not path.is_dir() and path.suffix != ".gguf":
+            raise ModelError(f"{model} is neither a .gguf file nor a folder with config.json and safetensors")
+        return path
+    if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+        return fetch_from_hub(model, revision, progress)
+    raise ModelError(f"there is no file or folder {model[:200]!r}, and it is no Hugging Face id (organisation/name)")
+
+
+def _refuse_revision(revision: str | None, model: str) -> None:
+    if revision is not None:
+        raise ConfigError(f"revision {revision!r} is for Hugging Face ids, not for {model} (--revision)")

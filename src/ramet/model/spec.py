@@ -1,0 +1,123 @@
+"""What a model is, whatever file it came from: its shape (``ModelSpec``) and everything loaded with it (``Checkpoint``).
+
+Loaders turn files into a ``Checkpoint``; ``Decoder`` and the text layer read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+from ramet.core.ids import Float32
+from ramet.kernels.backend import Weight, WeightFormat
+
+__all__ = ["Checkpoint", "ModelSpec", "Progress", "RopeSpec", "Tensors", "TextSource", "silent"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and how much there is."""
+
+_NO_VALUES: Mapping[str, object] = MappingProxyType({})
+_DTYPES: Mapping[WeightFormat, str] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """The progress that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary angles: pair i of a head turns by ``position * theta**(-2i / dim) / divisors[i]``.
+
+    Every scaling that is supported (none, linear, llama3, factors stored in a GGUF file) is a constant divisor a pair, so the
+    kind of scaling is gone once the file is read. ``dim`` is the number of dims that turn; ``len(divisors) == dim / 2``.
+    """
+
+    theta: float
+    dim: int
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The shape of one decoder-only transformer and the switches in which families differ.
+
+    ``architecture`` is the name in the file. ``eos_ids`` may be empty. Queries are ``num_heads * head_dim`` wide, which need not
+    be ``hidden_size``.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    rms_eps: float
+    rope: RopeSpec
+    tie_embeddings: bool
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """Where the text layer finds its tokenizer and chat templates; all untrusted data.
+
+    A model has a ``tokenizer_json`` file, or ``gguf`` metadata, or neither (token ids only). ``chat_templates`` are Jinja
+    sources by name, "default" the one used unless another is asked for.
+    """
+
+    tokenizer_json: Path | None = None
+    tokenizer_config: Mapping[str, object] = field(default_factory=lambda: _NO_VALUES)
+    gguf: Mapping[str, object] | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tensors(Protocol):
+    """A model's tensors by their names in Ramet (``embed``, ``layers.3.q``; the table is in families.py), read when asked for.
+
+    Values may share the mapped file's memory: read-only, and good for as long as the arrays live.
+    """
+
+    def matrix(self, name: str) -> Weight: ...
+
+    def vector(self, name: str) -> Float32: ...
+
+    def formats(self) -> frozenset[WeightFormat]:
+        """Formats of the matrices."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of all that decides the arithmetic's input: every byte of the tensors. Reads the whole file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model, ready to be given to a ``Decoder``.
+
+    ``generation_defaults`` holds sampling parameters that the model's makers recommend, by ``SamplingParams`` name.
+    """
+
+    spec: ModelSpec
+    tensors: Tensors
+    text: TextSource
+    generation_defaults: Mapping[str, float | int]
+    description: str
+
+    @property
+    def dtype(self) -> str:
+        """Types of the matrices: ``float32``, ``bfloat16``, ..., joined by ``+`` where there are several."""
+        return "+".join(sorted(_DTYPES[f] for f in self.tensors.formats()))
+
+    def fingerprint(self) -> str:
+        """Identity of the weights, for namespaces that outlive the process."""
+        return self.tensors.fingerprint()
