@@ -1,0 +1,286 @@
+"""Makes tiny checkpoints of every family: random but fixed weights, in the formats people have. Needs numpy alone;
+GGUF files need the ``gguf`` package, tokenizers the ``tokenizers`` package.
+
+The same ``TinyModel`` written as a folder and as a GGUF file (in F32) computes the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ORIGINAL_CONTEXT", "TINY_MODELS", "TinyModel", "write_folder", "write_gguf", "write_safetensors"]
+
+VOCAB_SIZE = 304  # 256 bytes, 6 special tokens, padding
+ORIGINAL_CONTEXT = 64  # of the models with scaled rotary angles, whose context is 256
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|pad|>")
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One tiny model: its config.json, and its tensors by their names there (float32)."""
+
+    name: str
+    config: Mapping[str, Any]
+    seed: int
+    gguf_arch: str
+    tensors: Mapping[str, npt.NDArray[np.float32]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", _tensors(self.config, self.seed))
+
+
+def _config(architecture: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[architecture],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 256,
+    } | changes
+
+
+def _tensors(config: Mapping[str, Any], seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    hidden, inner, heads, kv = (
+        config[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    )
+    head_dim = config.get("head_dim", hidden // heads)
+    architecture = config["architectures"][0]
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+    def near_one(size: int) -> npt.NDArray[np.float32]:
+        return (1 + 0.1 * rng.standard_normal(size)).astype(np.float32)
+
+    def bias(size: int) -> npt.NDArray[np.float32]:
+        return (0.5 * rng.standard_normal(size)).astype(np.float32)
+
+    # A tied head multiplies by the embedding again: kept small there, lest every token predicts itself.
+    embed = matrix(config["vocab_size"], hidden) * np.float32(0.5 if config["tie_word_embeddings"] else 8)
+    tensors = {"model.embed_tokens.weight": embed, "model.norm.weight": near_one(hidden)}
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
+    sizes = {"q": heads * head_dim, "k": kv * head_dim, "v": kv * head_dim}
+    for i in range(config["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        for letter, size in sizes.items():
+            tensors[f"{p}self_attn.{letter}_proj.weight"] = matrix(size, hidden)
+            if architecture == "Qwen2ForCausalLM" or config.get("attention_bias"):
+                tensors[f"{p}self_attn.{letter}_proj.bias"] = bias(size)
+        tensors[f"{p}self_attn.o_proj.weight"] = matrix(hidden, heads * head_dim)
+        if config.get("attention_bias"):
+            tensors[f"{p}self_attn.o_proj.bias"] = bias(hidden)
+        if architecture == "Qwen3ForCausalLM":
+            tensors[f"{p}self_attn.q_norm.weight"] = near_one(head_dim)
+            tensors[f"{p}self_attn.k_norm.weight"] = near_one(head_dim)
+        tensors[f"{p}input_layernorm.weight"] = near_one(hidden)
+        tensors[f"{p}post_attention_layernorm.weight"] = near_one(hidden)
+        tensors[f"{p}mlp.gate_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{p}mlp.up_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{p}mlp.down_proj.weight"] = matrix(hidden, inner)
+    return tensors
+
+
+_LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL_CONTEXT,
+}
+
+TINY_MODELS: Mapping[str, TinyModel] = {
+    model.name: model
+    for model in (
+        TinyModel("llama", _config("LlamaForCausalLM"), 1, "llama"),
+        TinyModel("llama3", _config("LlamaForCausalLM", rope_scaling=_LLAMA3_SCALING, num_hidden_layers=3), 2, "llama"),
+        TinyModel(
+            "llama-linear",
+            _config("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0}, attention_bias=True),
+            13,
+            "llama",
+        ),
+        TinyModel("qwen2", _config("Qwen2ForCausalLM", tie_word_embeddings=True, rms_norm_eps=1e-6), 4, "qwen2"),
+        TinyModel("qwen3", _config("Qwen3ForCausalLM", head_dim=32, rope_theta=1e6, tie_word_embeddings=True), 5, "qwen3"),
+    )
+}
+
+
+def write_folder(model: TinyModel, folder: Path, *, dtype: str = "F32", tokenizer: bool = True) -> Path:
+    """Write config.json, one safetensors file (F32, F16 or BF16) and, unless told not to, a byte-level tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config))
+    write_safetensors(folder / "model.safetensors", {name: (dtype, t) for name, t in model.tensors.items()})
+    if tokenizer:
+        _write_tokenizer(folder)
+    return folder
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[np.float32]]]) -> None:
+    """Tensors as (type, float32 values). BF16 is rounded half to even."""
+    header: dict[str, Any] = {}
+    body = b""
+    for name, (dtype, values) in tensors.items():
+        data = _encode(dtype, values)
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def _encode(dtype: str, values: npt.NDArray[np.float32]) -> bytes:
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return values.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Every byte is a token (ids 0 to 255), then the special ones; no merges."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": _CHAT_TEMPLATE, "eos_token": _SPECIAL[0], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _byte_symbols() -> list[str]:
+    """GPT-2's printable stand-in of each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(model: TinyModel, path: Path, *, type_name: str = "F32", extra: Mapping[str, Any] | None = None) -> Path:
+    """Write a GGUF file with the ``gguf`` package; matrices in ``type_name``, vectors in F32.
+
+    ``extra`` adds string or integer keys. q and k of the llama architecture are stored interleaved, as llama.cpp wants them.
+    """
+    import gguf
+
+    config, type_ = model.config, gguf.GGMLQuantizationType[type_name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, model.gguf_arch)
+    _write_gguf_keys(writer, config)
+    for key, value in (extra or {}).items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+    for name, values in model.tensors.items():
+        if model.gguf_arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            values = _interleave(values, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if values.ndim == 1 or type_name == "F32":
+            writer.add_tensor(_gguf_name(name), values)
+        else:
+            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, type_), raw_dtype=type_)
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, scaling))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("type") == "linear":
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_byte_symbols(), *_SPECIAL])
+    writer.add_token_types([1] * 256 + [3] * len(_SPECIAL))
+    writer.add_token_merges([])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
+    return f"{_GGUF_NAMES[stem]}.{kind}"
+
+
+def _interleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    halves = values.reshape(num_heads, 2, len(values) // num_heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _llama3_factors(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Divisors of the rotary frequencies, by the published rule, pair by pair."""
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    original, low, high = (scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * config["rope_theta"] ** (i / head_dim)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)
