@@ -1,0 +1,72 @@
+"""What a tokenizer is made of, whatever file it came from, and how tokens are spelled in bytes.
+
+Token ids turn into text through bytes and nothing else: the text of a list of ids is the lossy UTF-8 decoding of its tokens'
+bytes, joined, less at most ``leading_spaces`` spaces in front. Everything that streams, cuts or shows text stands on this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import tokenizers
+
+__all__ = ["ChatTemplateSource", "Vocabulary", "byte_level_bytes", "byte_token", "special_affixes"]
+
+ChatTemplateSource: TypeAlias = str | Mapping[str, str] | Sequence[Mapping[str, str]]
+"""A template; or several by name; or several as a list of ``{"name": ..., "template": ...}``."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """Parts of a tokenizer. ``pieces[id]`` is a token's bytes, empty for ids that name no token.
+
+    ``prefix`` and ``suffix`` are what the model's files put around a prompt (BOS, EOS; mostly one or none).
+    """
+
+    backend: tokenizers.Tokenizer
+    pieces: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    leading_spaces: int = 0
+    chat_template: ChatTemplateSource | None = None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's reversible alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes that a token of a byte-level BPE stands for; a token outside the alphabet stands for its own text."""
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, token))
+    except KeyError:
+        return token.encode("utf-8", "replace")
+
+
+def byte_token(token: str) -> bytes | None:
+    """The byte that ``<0x0A>`` and its like stand for; None for any other token."""
+    found = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(found[1], 16)]) if found else None
+
+
+def special_affixes(encode: Callable[[str, bool], list[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that ``encode(text, True)`` puts before and after those of ``encode(text, False)``."""
+    plain, full = encode("a", False), encode("a", True)
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start]), tuple(full[start + len(plain) :])
+    return (), ()
