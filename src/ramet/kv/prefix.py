@@ -4,12 +4,15 @@ A ``PrefixCache`` owns the pages that were given to ``insert``. Sharing is sever
 need no reference counts of their own. The order of calls for one sequence::
 
     match -> lock -> [compute, insert(consumes the lock, returns the next)]* -> unlock
+
+Results are named tuples: as immutable as frozen dataclasses and made in half the time, once a lookup.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ramet.core.ids import Int32, PageId
 from ramet.core.ports import CacheLock
@@ -26,19 +29,18 @@ class PrefixKey:
     tokens: Int32
 
 
-@dataclass(frozen=True, slots=True)
-class PartialPage:
+class PartialPage(NamedTuple):
     """The head of a cached page that agrees with the key: ``num_tokens`` in [1, S - 1] slots of ``page_id``."""
 
     page_id: PageId
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """What a key finds: whole pages in order, then at most one partly matching page, to be copied, never shared.
 
-    ``handle`` is the cache's own. A match is only good until the next call that may evict; lock it first.
+    ``handle`` is the cache's own, None where it keeps nothing. A match is only good until pages are next inserted or evicted;
+    lock it first (a lock on an outdated match raises).
     """
 
     pages: Int32
@@ -49,8 +51,7 @@ class Match:
         return len(self.pages) * page_size + (self.partial.num_tokens if self.partial else 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Inserted:
+class Inserted(NamedTuple):
     """Result of an insert: the new lock; ``pages``, the canonical row that the caller must use from now on (those of the
     key's pages from the old lock's end on); ``duplicates``, pages the caller gave that were cached already, its own again.
     """
@@ -110,6 +111,9 @@ class PrefixCache(Protocol):
         """Every page the cache owns, in no particular order: for the audit."""
         ...
 
-    def check(self) -> None:
-        """Raise ``AssertionError`` where an invariant of the index itself is broken."""
+    def check(self, locks: Sequence[CacheLock] | None = None) -> None:
+        """Raise ``AssertionError`` where an invariant of the index itself is broken.
+
+        ``locks``, where given, are all that are live: every count of locks must then be exactly theirs.
+        """
         ...
