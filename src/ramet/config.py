@@ -118,7 +118,7 @@ class EngineConfig:
 
 
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
 def parse_size(text: int | str, name: str) -> int:
@@ -126,9 +126,9 @@ def parse_size(text: int | str, name: str) -> int:
     if _is_whole(text):
         size = int(text)
     else:
-        found = _SIZE.fullmatch(str(text).strip())
+        found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
         if found is None:
-            raise ConfigError(f"{name} is a size such as 2GiB, 512m or 32K, not {text!r} ({_flag(name)})")
+            raise ConfigError(f"{name} is a size such as 2GiB, 512m or 32K, not {text!r:.40} ({_flag(name)})")
         unit = found[2].upper()
         size = int(float(found[1]) * (1 if not unit else 1 << _UNITS[unit]))
     if size <= 0:

@@ -33,7 +33,7 @@ def check_batch(batch: Batch, page_size: int, num_pages: int) -> None:
     if np.any(num_own_pages * page_size < batch.context_lens):
         raise EngineDead(f"step {batch.step}: a page table is shorter than its sequence's context")
     seq_of_row = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_indptr))
-    if len(seq_of_row) != batch.num_tokens or np.any(batch.positions < 0):
+    if not len(seq_of_row) == len(batch.positions) == len(batch.slots) == batch.num_tokens or np.any(batch.positions < 0):
         raise EngineDead(f"step {batch.step}: rows and sequences do not add up")
     if np.any(batch.positions >= batch.context_lens[seq_of_row]):
         raise EngineDead(f"step {batch.step}: a position is beyond its sequence's context")

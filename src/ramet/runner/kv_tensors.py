@@ -49,17 +49,7 @@ def num_pages_for(config: CacheConfig, bytes_per_token: int, max_model_len: int)
     A pool smaller than the context is fine: requests are held against it. Raises ``ConfigError``, with the numbers, for
     more memory than is free and for less than one page.
     """
-    free = free_bytes()
-    asked = config.kv_cache_memory
-    if asked is None:
-        num_bytes = default_kv_bytes()
-    else:
-        num_bytes = int(asked)  # CacheConfig has made bytes of it
-        if num_bytes > free:
-            raise ConfigError(
-                f"kv_cache_memory {_shown(num_bytes)} is more than the {_shown(free)} that are free for this process "
-                "(--kv-cache-memory)"
-            )
+    num_bytes = default_kv_bytes() if config.kv_cache_memory is None else _granted(int(config.kv_cache_memory))
     page_bytes = bytes_per_token * config.page_size
     num_pages = min(num_bytes // page_bytes, _MAX_SLOTS // config.page_size)
     if num_pages < 1:
@@ -81,6 +71,16 @@ def num_pages_for(config: CacheConfig, bytes_per_token: int, max_model_len: int)
 def default_kv_bytes() -> int:
     """A quarter of the memory free for this process, at most 4 GiB."""
     return min(free_bytes() // 4, _MAX_DEFAULT_BYTES)
+
+
+def _granted(num_bytes: int) -> int:
+    free = free_bytes()
+    if num_bytes > free:
+        raise ConfigError(
+            f"kv_cache_memory {_shown(num_bytes)} is more than the {_shown(free)} that are free for this process "
+            "(--kv-cache-memory)"
+        )
+    return num_bytes
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -52,9 +52,11 @@ class LocalRunner:
 
     def launch(self, batch: Batch) -> None:
         """Compute a step. Raises ``EngineDead`` where the batch or the computation as a whole is broken."""
-        check_batch(batch, self._page_size, self._num_pages)
         try:
+            check_batch(batch, self._page_size, self._num_pages)
             self._done.append(self._compute(batch))
+        except EngineDead:
+            raise
         except Exception as error:
             raise EngineDead(f"step {batch.step} could not be computed: {type(error).__name__}: {error}") from error
 

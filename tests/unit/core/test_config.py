@@ -1,0 +1,123 @@
+"""Start-up options: sizes, ranges and messages that name the option."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, help_of, parse_size
+from ramet.errors import ConfigError
+
+CONFIGS = [ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1), ("1", 1), ("2GiB", 2 << 30), ("512m", 512 << 20), ("32K", 32 << 10), ("1.5g", 3 << 29), (" 4 MB ", 4 << 20),
+        ("1t", 1 << 40), ("3kib", 3 << 10), ("7b", 7), (2**50, 2**50), ("0.5K", 512),
+    ],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert parse_size(text, "kv_cache_memory") == size
+
+
+NO_NUMBERS = ["", " ", "G", "inf", "nan", "1e9", "0x10", "1,5G", "2..5G", "2Q", "2 GiB extra", "²G", "٣G", True, 1.5, None, [1]]
+TOO_SMALL = [0, -1, "0", "0G", "0.0001", "-2G"]
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS + TOO_SMALL, ids=ascii)
+def test_sizes_that_are_none(text):
+    with pytest.raises(ConfigError, match="kv_cache_memory") as caught:
+        parse_size(text, "kv_cache_memory")
+    assert "--kv-cache-memory" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "T", "9" * 5000])
+def test_sizes_that_no_machine_has(text):
+    with pytest.raises(ConfigError, match="kv_cache_memory") as caught:
+        parse_size(text, "kv_cache_memory")
+    assert len(str(caught.value)) < 200
+
+
+@given(st.integers(1, 2**40), st.sampled_from(["", "K", "M", "G"]))
+def test_whole_sizes_are_exact(number, unit):
+    assert parse_size(f"{number}{unit}", "x") == number << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+
+
+BAD_WHOLE = [0, -1, 1.5, True, "8", math.nan, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ModelConfig, "max_model_len"),
+        (CacheConfig, "max_total_tokens"),
+        (SchedulerConfig, "max_running_seqs"),
+        (SchedulerConfig, "max_batch_tokens"),
+        (SchedulerConfig, "max_queued_requests"),
+        (SchedulerConfig, "chunked_prefill_size"),
+        (RunnerConfig, "threads"),
+        (CacheConfig, "page_size"),
+    ],
+)
+@pytest.mark.parametrize("bad", BAD_WHOLE, ids=repr)
+def test_limits_are_whole_and_over_0(config, name, bad):  # B044
+    with pytest.raises(ConfigError, match=name) as caught:
+        config(**{name: bad})
+    assert "--" + name.replace("_", "-") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "known"),
+    [
+        (ModelConfig, "dtype", "bfloat16"),
+        (ModelConfig, "quantization", "int4"),
+        (CacheConfig, "prefix_cache", "radix"),
+        (CacheConfig, "kv_cache_dtype", "bfloat16"),
+        (SchedulerConfig, "policy", "fcfs"),
+    ],
+)
+@pytest.mark.parametrize("bad", ["", "FP8", 0, True, [], {}], ids=repr)
+def test_choices_name_what_is_known(config, name, known, bad):
+    with pytest.raises(ConfigError, match=f"{name} is one of .*{known}"):
+        config(**{name: bad})
+    assert getattr(config(**{name: known}), name) == known
+
+
+def test_page_size_has_a_ceiling():
+    assert CacheConfig(page_size=128).page_size == 128
+    with pytest.raises(ConfigError, match="1 to 128, not 129"):
+        CacheConfig(page_size=129)
+
+
+def test_memory_becomes_bytes():
+    assert CacheConfig(kv_cache_memory="2GiB").kv_cache_memory == 2 << 30
+    assert CacheConfig().kv_cache_memory is None
+
+
+def test_a_step_holds_a_token_of_each_running_sequence():
+    with pytest.raises(ConfigError, match="max_batch_tokens 8 is under max_running_seqs 9"):
+        SchedulerConfig(max_batch_tokens=8, max_running_seqs=9)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**64, 1.0, True, None, "0"], ids=repr)
+def test_seed(bad):
+    with pytest.raises(ConfigError, match="seed"):
+        EngineConfig(seed=bad)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_option_has_a_help_text_and_a_default(config):
+    config()
+    for option in fields(config):
+        assert len(help_of(config, option.name)) > 15
+
+
+def test_configs_are_frozen():
+    with pytest.raises(AttributeError):
+        CacheConfig().page_size = 4
