@@ -1,17 +1,266 @@
-// The only file of csrc that knows Python: checks dims and types, does no arithmetic.
+// The only file of csrc that knows Python: checks dims, types and bounds, releases the GIL, does no
+// arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+#include "prefix.h"
 
 namespace nb = nanobind;
-using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+namespace ramet {
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Ids = Array<const int32_t, 1>;
+using Store = nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Loaded = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void require_below(const Ids& ids, int64_t limit, const char* what) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids.data()[i];
+    if (id < 0 || id >= limit) {
+      throw std::invalid_argument(std::string(what) + " are from 0 to " + std::to_string(limit - 1) +
+                                  ", not " + std::to_string(id));
+    }
+  }
+}
+
+template <class A>
+int64_t dim(const A& array, size_t i) {
+  return static_cast<int64_t>(array.shape(i));
+}
+
+template <class Work>
+void without_gil(const Work& work) {
+  const nb::gil_scoped_release release;
+  work();
+}
+
+struct FormatInfo {
+  const char* name;
+  Format format;
+  nb::dlpack::dtype dtype;
+};
+
+const FormatInfo& find_format(const std::string& name) {
+  static const FormatInfo known[] = {
+      {"f32", Format::f32, nb::dtype<float>()},      {"f16", Format::f16, {2, 16, 1}},
+      {"bf16", Format::bf16, nb::dtype<uint16_t>()}, {"q8", Format::q8, nb::dtype<int8_t>()},
+      {"q4", Format::q4, nb::dtype<uint8_t>()},
+  };
+  for (const FormatInfo& info : known) {
+    if (name == info.name) return info;
+  }
+  throw std::invalid_argument("unknown weight format " + name);
+}
+
+const uint16_t* group_values(const std::optional<Loaded>& values, bool wanted, const Part& part,
+                             const char* name) {
+  if (!wanted) return nullptr;
+  const std::string shape =
+      "float16[" + std::to_string(part.n) + ", " + std::to_string(part.k / kGroup) + "]";
+  if (!values || values->dtype() != nb::dlpack::dtype{2, 16, 1} || dim(*values, 0) != part.n ||
+      dim(*values, 1) != part.k / kGroup) {
+    throw std::invalid_argument(std::string(name) + " are " + shape);
+  }
+  return static_cast<const uint16_t*>(values->data());
+}
+
+Part to_part(const nb::tuple& loaded) {
+  const FormatInfo& info = find_format(nb::cast<std::string>(loaded[0]));
+  const auto data = nb::cast<Loaded>(loaded[1]);
+  require(data.dtype() == info.dtype, "the data's type is not the format's");
+  Part part{info.format, dim(data, 0), dim(data, 1), data.data(), nullptr, nullptr};
+  require(part.n > 0 && part.k > 0, "a matrix has at least one row and one column");
+  require(!is_quantized(part.format) || part.k % kGroup == 0, "K of a quantised matrix is a multiple of 32");
+  const auto scales = nb::cast<std::optional<Loaded>>(loaded[2]),
+             mins = nb::cast<std::optional<Loaded>>(loaded[3]);
+  part.scales = group_values(scales, is_quantized(part.format), part, "scales");
+  part.mins = group_values(mins, part.format == Format::q4, part, "mins");
+  return part;  // points into arrays that the caller's tuple keeps
+}
+
+PackedWeight pack(Kernels& self, const std::vector<nb::tuple>& loaded) {
+  std::vector<Part> parts;
+  for (const nb::tuple& one : loaded) parts.push_back(to_part(one));
+  require(!parts.empty(), "pack needs at least one matrix");
+  for (const Part& part : parts)
+    require(part.k == parts[0].k, "matrices that are packed together have one K");
+  const nb::gil_scoped_release release;
+  return self.pack(parts);
+}
+
+KV to_kv(const Store& keys, const Store& values) {
+  const bool is_bf16 = keys.dtype() == nb::dtype<uint16_t>();
+  require(is_bf16 || keys.dtype() == nb::dtype<float>(), "keys are float32, or uint16 holding bfloat16");
+  require(values.dtype() == keys.dtype(), "keys and values are of one type");
+  for (size_t i = 0; i < 3; ++i)
+    require(keys.shape(i) == values.shape(i), "keys and values are of one shape");
+  return {keys.data(), values.data(), is_bf16, dim(keys, 0), dim(keys, 1), dim(keys, 2)};
+}
+
+void embed(Kernels& self, const PackedWeight& table, const Ids& ids, const Array<float, 2>& out) {
+  require_below(ids, table.n, "token ids");
+  require(out.shape(0) == ids.size() && dim(out, 1) == table.k, "out is float32[T, K]");
+  without_gil([&] { self.embed(table, ids.data(), static_cast<int64_t>(ids.size()), out.data()); });
+}
+
+void linear(Kernels& self, const Array<const float, 2>& x, const PackedWeight& weight,
+            const std::optional<Array<const float, 1>>& bias, const Array<float, 2>& out) {
+  require(dim(x, 1) == weight.k, "x is float32[T, K] with the weight's K");
+  require(!bias || dim(*bias, 0) == weight.n, "bias is float32[N]");
+  require(out.shape(0) == x.shape(0) && dim(out, 1) == weight.n, "out is float32[T, N]");
+  without_gil([&] { self.linear(x.data(), dim(x, 0), weight, bias ? bias->data() : nullptr, out.data()); });
+}
+
+void rms_norm(Kernels& self, const Floats& x, const Array<const float, 1>& weight, float eps,
+              const nb::ndarray<float, nb::c_contig, nb::device::cpu>& out) {
+  require(x.ndim() > 0 && x.shape(x.ndim() - 1) == weight.size(), "the last dim of x is the weight's");
+  require(x.size() == out.size(), "out is of x's shape");
+  const int64_t width = dim(weight, 0), rows = width == 0 ? 0 : static_cast<int64_t>(x.size()) / width;
+  without_gil([&] { self.rms_norm(x.data(), weight.data(), eps, rows, width, out.data()); });
+}
+
+void add(Kernels& self, const nb::ndarray<float, nb::c_contig, nb::device::cpu>& x, const Floats& y) {
+  require(x.size() == y.size(), "x and y are of one shape");
+  without_gil([&] { self.add(x.data(), y.data(), static_cast<int64_t>(x.size())); });
+}
+
+void silu_mul(Kernels& self, const Array<const float, 2>& gate_up, const Array<float, 2>& out) {
+  require(gate_up.shape(0) == out.shape(0) && gate_up.shape(1) == 2 * out.shape(1),
+          "gate_up is float32[T, 2 F]");
+  without_gil([&] { self.silu_mul(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
+}
+
+void rope(Kernels& self, const Array<float, 3>& x, const Array<const float, 2>& cos,
+          const Array<const float, 2>& sin) {
+  require(cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0),
+          "cos and sin have a row for each row of x");
+  require(cos.shape(1) == sin.shape(1) && 2 * cos.shape(1) <= x.shape(2),
+          "cos and sin are float32[T, D_rot / 2]");
+  without_gil(
+      [&] { self.rope(x.data(), cos.data(), sin.data(), dim(x, 0), dim(x, 1), dim(x, 2), dim(cos, 1)); });
+}
+
+void write_kv(Kernels& self, const Store& layer_keys, const Store& layer_values,
+              const Array<const float, 3>& keys, const Array<const float, 3>& values, const Ids& slots) {
+  const KV layer = to_kv(layer_keys, layer_values);
+  for (const auto* rows : {&keys, &values}) {
+    require(
+        rows->shape(0) == slots.size() && dim(*rows, 1) == layer.num_heads && dim(*rows, 2) == layer.head_dim,
+        "keys and values are float32[T, Hkv, D] with a slot for each row");
+  }
+  require_below(slots, layer.num_slots, "slots");
+  without_gil([&] { self.write_kv(layer, keys.data(), values.data(), slots.data(), dim(slots, 0)); });
+}
+
+void copy_pages(const std::vector<Store>& stores, const Ids& src, const Ids& dst, const Ids& num_tokens,
+                int64_t page_size) {
+  require(src.size() == dst.size() && src.size() == num_tokens.size(),
+          "src, dst and num_tokens are of one length");
+  require(page_size > 0, "page_size is at least 1");
+  require_below(num_tokens, page_size + 1, "copied tokens");
+  for (const Store& store : stores) {
+    require_below(src, dim(store, 0) / page_size, "pages");
+    require_below(dst, dim(store, 0) / page_size, "pages");
+  }
+  without_gil([&] {
+    for (const Store& store : stores) {
+      const size_t slot_bytes = store.shape(1) * store.shape(2) * store.itemsize();
+      const size_t page_bytes = static_cast<size_t>(page_size) * slot_bytes;
+      auto* base = static_cast<uint8_t*>(store.data());
+      for (size_t i = 0; i < src.size(); ++i) {
+        std::memmove(base + static_cast<size_t>(dst.data()[i]) * page_bytes,
+                     base + static_cast<size_t>(src.data()[i]) * page_bytes,
+                     static_cast<size_t>(num_tokens.data()[i]) * slot_bytes);
+      }
+    }
+  });
+}
+
+void make_plan(Plan* self, int64_t page_size, const Ids& query_indptr, const Ids& positions,
+               const Ids& page_indptr, const Ids& page_ids) {
+  require(query_indptr.size() > 0 && page_indptr.size() == query_indptr.size(),
+          "the two indptr are of length B + 1");
+  const BatchView view{dim(positions, 0),   dim(query_indptr, 0) - 1, dim(page_ids, 0),   page_size,
+                       query_indptr.data(), positions.data(),         page_indptr.data(), page_ids.data()};
+  new (self) Plan(view);
+}
+
+void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys, const Store& values,
+               const Plan& plan, float scale, const Array<float, 2>& out) {
+  const KV layer = to_kv(keys, values);
+  require(dim(q, 0) == plan.num_rows(), "q is float32[T, Hq, D] with the plan's rows");
+  require(layer.num_heads > 0 && dim(q, 1) % layer.num_heads == 0, "Hq is a multiple of Hkv");
+  require(dim(q, 2) == layer.head_dim, "queries and keys have one head dim");
+  require(layer.head_dim > 0 && layer.head_dim % 8 == 0 && layer.head_dim <= 256,
+          "the head dim is a multiple of 8 up to 256");
+  require(plan.num_slots <= layer.num_slots, "the page table names pages beyond the KV pool");
+  require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) * q.shape(2), "out is float32[T, Hq * D]");
+  without_gil([&] { self.attention(q.data(), dim(q, 1), layer, plan, scale, out.data()); });
+}
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const Ops* const* ops = available_ops(); *ops != nullptr; ++ops) names.emplace_back((*ops)->name);
+  return names;
+}
+
+void make_kernels(Kernels* self, const std::string& isa, int num_threads) {
+  const Ops* ops = find_ops(isa.c_str());
+  if (ops == nullptr) throw std::invalid_argument("this machine has no instruction set " + isa);
+  require(num_threads >= 1 && num_threads <= 1024, "threads are from 1 to 1024");
+  new (self) Kernels(*ops, num_threads);
+}
+
+}  // namespace
+}  // namespace ramet
 
 NB_MODULE(_native, m) {
-    m.def(
-        "common_prefix",
-        [](Tokens a, Tokens b) {
-            size_t n = a.size() < b.size() ? a.size() : b.size(), i = 0;
-            while (i < n && a.data()[i] == b.data()[i]) ++i;
-            return i;
-        },
-        "Length of the common head of two int32 arrays.");
+  using namespace ramet;
+  m.def(
+      "common_prefix",
+      [](const Ids& a, const Ids& b) {
+        return common_prefix(a.data(), b.data(), a.size() < b.size() ? a.size() : b.size());
+      },
+      "Length of the common head of two int32 arrays.");
+  m.def("isas", &isas, "Instruction sets of this machine that the kernels are built for, best first.");
+  m.def("copy_pages", &copy_pages);
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.n, w.k); })
+      .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.num_bytes; });
+  nb::class_<Plan>(m, "Plan").def("__init__", &make_plan).def_prop_ro("num_tasks", [](const Plan& plan) {
+    return plan.tasks.size();
+  });
+  nb::class_<Kernels>(m, "Kernels")
+      .def("__init__", &make_kernels)
+      .def_prop_ro("isa", [](const Kernels& k) { return k.ops().name; })
+      .def_prop_ro("threads", &Kernels::num_threads)
+      .def("pack", &pack)
+      .def("embed", &embed)
+      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg(), nb::arg().noconvert().none(),
+           nb::arg().noconvert())
+      .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg(),
+           nb::arg().noconvert())
+      .def("add", &add, nb::arg("x").noconvert(), nb::arg().noconvert())
+      .def("silu_mul", &silu_mul, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("rope", &rope, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
+      .def("write_kv", &write_kv, nb::arg("layer_keys").noconvert(), nb::arg().noconvert(),
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
+      .def("attention", &attention, nb::arg("q").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+           nb::arg(), nb::arg(), nb::arg().noconvert());
 }

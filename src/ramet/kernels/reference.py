@@ -19,6 +19,9 @@ from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer
 __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
 
 
+_TINY = np.float32(1e-30)  # a group with nothing larger rounds to zeros
+
+
 def f32_to_bf16(x: Float32) -> npt.NDArray[np.uint16]:
     """Upper halves of float32, rounded half to even; NaN stays NaN (quiet), infinities stay."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
@@ -36,7 +39,7 @@ def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
     groups = x.reshape(len(x), -1, GROUP)
     largest = np.abs(groups).max(axis=2)
     scales = largest * np.float32(1 / 127)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > _TINY)
     codes = np.rint(groups * inverse[:, :, None]).astype(np.int8)
     return codes.reshape(x.shape), scales
 

@@ -1,0 +1,48 @@
+// 64-byte aligned memory that is never initialised twice.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace ramet {
+
+struct FreeMemory {
+  void operator()(void* p) const { std::free(p); }
+};
+using Bytes = std::unique_ptr<uint8_t[], FreeMemory>;
+
+// Large ones ask for huge pages, which spares a stream of weights its page-table walks.
+inline Bytes allocate(size_t num_bytes) {
+  constexpr size_t kHuge = size_t{1} << 21;
+  const size_t alignment = num_bytes >= 2 * kHuge ? kHuge : 64;
+  const size_t size = (num_bytes + alignment - 1) / alignment * alignment;
+  void* p = std::aligned_alloc(alignment, size == 0 ? alignment : size);
+  if (p == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+  if (alignment == kHuge) madvise(p, size, MADV_HUGEPAGE);  // advice: it may be refused
+#endif
+  return Bytes(static_cast<uint8_t*>(p));
+}
+
+// A block that grows and keeps nothing when it does.
+class Scratch {
+public:
+  template <class T>
+  T* get(size_t count) {
+    if (count * sizeof(T) > size_) {
+      bytes_.reset();
+      bytes_ = allocate(size_ = count * sizeof(T));
+    }
+    return reinterpret_cast<T*>(bytes_.get());
+  }
+
+private:
+  Bytes bytes_;
+  size_t size_ = 0;
+};
+
+}  // namespace ramet

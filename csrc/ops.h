@@ -1,0 +1,130 @@
+// What an instruction set offers: a table of functions over plain memory. Each does a range of independent
+// work items, so that threads split ranges and no result depends on how.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ramet {
+
+constexpr int64_t kPanel = 16;  // outputs laid side by side
+constexpr int64_t kGroup = 32;  // inputs that share a scale
+constexpr int64_t kBlock = 32;  // key positions reduced together
+constexpr int64_t kSpan =
+    256;  // key positions whose online softmax runs alone, before spans are merged in order
+constexpr int64_t kMaxTaskRows = 16;
+
+enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
+
+inline bool is_quantized(Format f) { return f == Format::q8 || f == Format::q4; }
+
+// N x K in panels of 16 outputs, the last one filled up with zeros.
+//
+//   dense   panel: [K][16] values
+//   q8      panel: [K/32] groups of [8][16][4] int8, k = 4 i + j; then [K/32][16] float16 scales
+//   q4      panel: [K/32] groups of [4][16][4] bytes, low nibble k = 8 i + j, high nibble k = 8 i + 4 + j;
+//   then
+//                  [K/32][2][16] float16 scales and minima
+struct Matrix {
+  Format format;
+  int64_t n, k;
+  size_t panel_bytes;  // a multiple of 64
+  const uint8_t* data;
+
+  int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
+  const uint8_t* panel(int64_t i) const { return data + static_cast<size_t>(i) * panel_bytes; }
+};
+
+inline size_t code_bytes(Format f, int64_t k) {  // of one panel, scales not counted
+  const auto inputs = static_cast<size_t>(k);
+  switch (f) {
+    case Format::f32:
+      return inputs * kPanel * 4;
+    case Format::f16:
+    case Format::bf16:
+      return inputs * kPanel * 2;
+    case Format::q8:
+      return inputs * kPanel;
+    case Format::q4:
+      return inputs * kPanel / 2;
+  }
+  return 0;
+}
+inline size_t panel_bytes(Format f, int64_t k) {
+  const auto groups = static_cast<size_t>(k / kGroup);
+  const size_t scales = f == Format::q8 ? groups * kPanel * 2 : f == Format::q4 ? groups * kPanel * 4 : 0;
+  return (code_bytes(f, k) + scales + 63) / 64 * 64;
+}
+
+// How a group of 32 inputs of one row was rounded: x ~ scale * code.
+struct GroupScale {
+  float scale;
+  float offset;  // scale * sum of codes: what a weight's minimum is multiplied with
+  int32_t sum;   // of codes
+};
+
+// Rows of activations; codes and groups are null where no quantised matrix is to be multiplied.
+struct Activations {
+  int64_t rows, k;
+  const float* x;            // [rows][k]
+  const int8_t* codes;       // [rows][k]
+  const GroupScale* groups;  // [rows][k/32]
+};
+
+// A run of queries against one span of keys (or all spans, from the first): rows[0..num_rows) see the same
+// pages.
+struct AttentionTask {
+  int32_t first_row, num_rows;  // into Plan's task_rows
+  int32_t first_span, num_spans;
+  int32_t first_page;  // into Plan's page_ids: the page table of a sequence
+};
+
+// A row whose spans are done by several tasks: partial results, merged in order at the end.
+struct SplitRow {
+  int32_t row, num_spans;
+  int64_t first_partial;
+};
+
+struct AttentionArgs {
+  const float* q;  // [T][num_heads][head_dim]
+  float* out;
+  const void *keys, *values;  // [slots][num_kv_heads][head_dim], float32 or bfloat16
+  bool is_bf16;
+  int64_t num_heads, num_kv_heads, head_dim, page_size;
+  float scale;
+  const int32_t *task_rows, *positions, *page_ids;
+  const int64_t* partial_of_row;  // [T] first partial of a split row, -1 of a whole one
+  float* partials;                // [partial][num_heads][partial_floats(head_dim)]
+};
+
+inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+inline int64_t partial_floats(int64_t head_dim) {
+  return padded(head_dim) + 16;
+}  // sums; then largest, total
+inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {  // of one task
+  return 2 * kBlock * padded(head_dim) + queries * (2 * partial_floats(head_dim) + padded(head_dim) + kBlock);
+}
+
+struct Ops {
+  const char* name;
+  void (*quantize)(const float* x, int64_t k, int8_t* codes, GroupScale* groups, int64_t begin, int64_t end);
+  void (*linear)(const Matrix&, const Activations&, const float* bias, float* y, int64_t ldy,
+                 int64_t panel_begin, int64_t panel_end);
+  void (*embed)(const Matrix&, int64_t row, float* y);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
+                   int64_t end);
+  void (*add)(float* x, const float* y, int64_t begin, int64_t end);
+  void (*silu_mul)(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
+               int64_t begin, int64_t end);
+  void (*store_bf16)(uint16_t* dst, const float* src, int64_t n);
+  void (*attend)(const AttentionArgs&, const AttentionTask&, int64_t kv_head, float* scratch);
+  void (*merge)(const AttentionArgs&, const SplitRow&, int64_t head);
+};
+
+// The table called `name` ("avx512", "avx2", "neon", "generic"), or null where it is not built or this
+// machine lacks it.
+const Ops* find_ops(const char* name);
+// All that this machine has, best first; ends with null.
+const Ops* const* available_ops();
+
+}  // namespace ramet

@@ -1,0 +1,220 @@
+// Matrix products. One element's arithmetic is the same in every tile: dense, one FMA chain over K;
+// quantised, exact integer dots inside a group, and one float chain over the groups. Tiles only choose which
+// elements are done together.
+#include "ops/ops_isa.h"
+#include "simd.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+namespace {
+
+constexpr int64_t kRowBlock = 256;  // rows whose activations stay in the cache while the panels pass
+
+template <Format F>
+f32x16 load_values(const uint8_t* panel, int64_t k) {
+  const int64_t i = k * kPanel;
+  if constexpr (F == Format::f32) return load(reinterpret_cast<const float*>(panel) + i);
+  if constexpr (F == Format::f16) return load_f16(reinterpret_cast<const uint16_t*>(panel) + i);
+  return load_bf16(reinterpret_cast<const uint16_t*>(panel) + i);
+}
+
+// A tile of M rows by P panels: acc[m][p] over all of K.
+template <Format F, int M, int P>
+struct Tile {
+  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
+                  f32x16 (&acc)[M][P]) {
+    const float* x = a.x + m0 * a.k;
+    for (int64_t k = 0; k < a.k; ++k) {
+      f32x16 values[P];
+      for (int p = 0; p < P; ++p)
+        values[p] = load_values<F>(panel + static_cast<size_t>(p) * w.panel_bytes, k);
+      for (int m = 0; m < M; ++m) {
+        const f32x16 xk = set(x[m * a.k + k]);
+        for (int p = 0; p < P; ++p) acc[m][p] = fma(xk, values[p], acc[m][p]);
+      }
+    }
+  }
+};
+
+template <int M, int P>
+struct Tile<Format::q8, M, P> {
+  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
+                  f32x16 (&acc)[M][P]) {
+    const int64_t num_groups = a.k / kGroup;
+    const int8_t* x = a.codes + m0 * a.k;
+    const GroupScale* groups = a.groups + m0 * num_groups;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      i32x16 sums[M][P];
+      for (int m = 0; m < M; ++m) {
+        for (int p = 0; p < P; ++p) sums[m][p] = start_sum(groups[m * num_groups + g].sum);
+      }
+      for (int i = 0; i < 8; ++i) {
+        codes64 codes[P];
+        for (int p = 0; p < P; ++p) {
+          codes[p] =
+              signed_codes(load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * 8 + i) * 64));
+        }
+        for (int m = 0; m < M; ++m) {
+          const creg four = four_inputs(x + m * a.k + g * kGroup + i * 4);
+          for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], codes[p], four);
+        }
+      }
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* end = panel + static_cast<size_t>(p) * w.panel_bytes + code_bytes(Format::q8, a.k);
+        const f32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(end) + g * kPanel);
+        for (int m = 0; m < M; ++m) {
+          const f32x16 both = mul(scale, set(groups[m * num_groups + g].scale));
+          acc[m][p] = fma(to_float(sums[m][p]), both, acc[m][p]);
+        }
+      }
+    }
+  }
+};
+
+template <int M, int P>
+struct Tile<Format::q4, M, P> {
+  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
+                  f32x16 (&acc)[M][P]) {
+    const int64_t num_groups = a.k / kGroup;
+    const int8_t* x = a.codes + m0 * a.k;
+    const GroupScale* groups = a.groups + m0 * num_groups;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      nibble_sum sums[M][P];
+      for (int m = 0; m < M; ++m) {
+        for (int p = 0; p < P; ++p) sums[m][p] = no_nibbles();
+      }
+      for (int i = 0; i < 4; ++i) {
+        codes64 low[P], high[P];
+        for (int p = 0; p < P; ++p) {
+          const codes64 both = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * 4 + i) * 64);
+          low[p] = low_nibbles(both);
+          high[p] = high_nibbles(both);
+        }
+        for (int m = 0; m < M; ++m) {
+          const int8_t* eight = x + m * a.k + g * kGroup + i * 8;
+          const creg first = four_inputs(eight), second = four_inputs(eight + 4);
+          for (int p = 0; p < P; ++p) {
+            sums[m][p] = dot(dot(sums[m][p], low[p], first), high[p], second);
+          }
+        }
+      }
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* end = panel + static_cast<size_t>(p) * w.panel_bytes + code_bytes(Format::q4, a.k);
+        const auto* scales = reinterpret_cast<const uint16_t*>(end) + g * 2 * kPanel;
+        const f32x16 scale = load_f16(scales), minimum = load_f16(scales + kPanel);
+        for (int m = 0; m < M; ++m) {
+          const GroupScale& group = groups[m * num_groups + g];
+          acc[m][p] = fma(to_float(close(sums[m][p])), mul(scale, set(group.scale)), acc[m][p]);
+          acc[m][p] = fma(minimum, set(group.offset), acc[m][p]);
+        }
+      }
+    }
+  }
+};
+
+struct Output {
+  const float* bias;  // may be null
+  float* y;
+  int64_t ldy;
+};
+
+template <Format F, int M, int P>
+void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
+  f32x16 acc[M][P];
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f);
+  }
+  Tile<F, M, P>::run(w, w.panel(panel), a, m0, acc);
+  for (int p = 0; p < P; ++p) {
+    const int64_t n0 = (panel + p) * kPanel, n = w.n - n0;
+    for (int m = 0; m < M; ++m) {
+      const f32x16 y = out.bias ? add(acc[m][p], load_some(out.bias + n0, n)) : acc[m][p];
+      store_some(out.y + (m0 + m) * out.ldy + n0, y, n);
+    }
+  }
+}
+
+// Two panels at once where the accumulators fit the registers; a single one otherwise.
+template <Format F, int M>
+void run_panels(const Matrix& w, int64_t panel, int64_t num, const Activations& a, int64_t m0,
+                const Output& out) {
+  if constexpr (2 * M <= kLinearChains) {
+    if (num == 2) return run_tile<F, M, 2>(w, panel, a, m0, out);
+  }
+  for (int64_t i = 0; i < num; ++i) run_tile<F, M, 1>(w, panel + i, a, m0, out);
+}
+
+template <Format F>
+void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
+  for (int64_t block = 0; block < a.rows; block += kRowBlock) {
+    const int64_t block_end = block + kRowBlock < a.rows ? block + kRowBlock : a.rows;
+    for (int64_t panel = begin; panel < end; panel += 2) {
+      const int64_t num = end - panel < 2 ? 1 : 2;
+      int64_t m = block;
+      for (; m + kLinearRows <= block_end; m += kLinearRows)
+        run_panels<F, kLinearRows>(w, panel, num, a, m, out);
+      if constexpr (kLinearRows > 4) {
+        for (; m + 4 <= block_end; m += 4) run_panels<F, 4>(w, panel, num, a, m, out);
+      }
+      if constexpr (kLinearRows > 2) {
+        for (; m + 2 <= block_end; m += 2) run_panels<F, 2>(w, panel, num, a, m, out);
+      }
+      for (; m < block_end; ++m) run_panels<F, 1>(w, panel, num, a, m, out);
+    }
+  }
+}
+
+}  // namespace
+
+void linear(const Matrix& w, const Activations& a, const float* bias, float* y, int64_t ldy,
+            int64_t panel_begin, int64_t panel_end) {
+  const Output out{bias, y, ldy};
+  switch (w.format) {
+    case Format::f32:
+      return linear_as<Format::f32>(w, a, out, panel_begin, panel_end);
+    case Format::f16:
+      return linear_as<Format::f16>(w, a, out, panel_begin, panel_end);
+    case Format::bf16:
+      return linear_as<Format::bf16>(w, a, out, panel_begin, panel_end);
+    case Format::q8:
+      return linear_as<Format::q8>(w, a, out, panel_begin, panel_end);
+    case Format::q4:
+      return linear_as<Format::q4>(w, a, out, panel_begin, panel_end);
+  }
+}
+
+// One row of the matrix itself, dequantised: the embedding of a token.
+void embed(const Matrix& w, int64_t row, float* y) {
+  const uint8_t* panel = w.panel(row / kPanel);
+  const int64_t lane = row % kPanel;
+  const auto* scales = reinterpret_cast<const uint16_t*>(panel + code_bytes(w.format, w.k)) + lane;
+  for (int64_t k = 0; k < w.k; ++k) {
+    const int64_t i = k * kPanel + lane, g = k / kGroup;
+    switch (w.format) {
+      case Format::f32:
+        y[k] = reinterpret_cast<const float*>(panel)[i];
+        break;
+      case Format::f16:
+        y[k] = half_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
+        break;
+      case Format::bf16:
+        y[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
+        break;
+      case Format::q8: {
+        const auto code = static_cast<int8_t>(panel[k / 4 * 64 + lane * 4 + k % 4]);
+        y[k] = half_to_float(scales[g * kPanel]) * code;
+        break;
+      }
+      case Format::q4: {
+        const uint8_t two = panel[k / 8 * 64 + lane * 4 + k % 4];
+        const int code = k / 4 % 2 ? two >> 4 : two & 15;
+        y[k] = half_to_float(scales[2 * g * kPanel]) * static_cast<float>(code) +
+               half_to_float(scales[(2 * g + 1) * kPanel]);
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace RAMET_ISA
+}  // namespace ramet

@@ -1,0 +1,25 @@
+// The functions of one instruction set, gathered in its table by table.cpp.
+#pragma once
+#include "ops.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+
+void quantize(const float* x, int64_t k, int8_t* codes, GroupScale* groups, int64_t begin, int64_t end);
+void linear(const Matrix& w, const Activations& a, const float* bias, float* y, int64_t ldy,
+            int64_t panel_begin, int64_t panel_end);
+void embed(const Matrix& w, int64_t row, float* y);
+void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
+              int64_t end);
+void add_rows(float* x, const float* y, int64_t begin, int64_t end);
+void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
+          int64_t begin, int64_t end);
+void store_bf16_row(uint16_t* dst, const float* src, int64_t n);
+void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch);
+void merge(const AttentionArgs& args, const SplitRow& row, int64_t head);
+
+extern const Ops table;
+
+}  // namespace RAMET_ISA
+}  // namespace ramet

@@ -1,0 +1,89 @@
+// What is done to each row alone: quantise, norm, activation, rotary, rounding for the KV cache.
+#include "ops/ops_isa.h"
+#include "simd.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+
+constexpr float kTiny = 1e-30f;  // a group with nothing larger is all zeros: 127 / kTiny must be finite
+
+// By groups of 32: scale = max|x| / 127. NaN or infinity in a group makes its scale NaN, so that the results
+// show it.
+void quantize(const float* x, int64_t k, int8_t* codes, GroupScale* groups, int64_t begin, int64_t end) {
+  const int64_t num_groups = k / kGroup;
+  for (int64_t i = begin * num_groups; i < end * num_groups; ++i) {
+    const f32x16 a = load(x + i * kGroup), b = load(x + i * kGroup + 16), zero = set(0.0f);
+    const float taint = reduce_add(fma(a, zero, mul(b, zero)));
+    const float largest = reduce_max(max(abs(a), abs(b)));
+    const f32x16 inverse = set(largest > kTiny ? 127.0f / largest : 0.0f);
+    const f32x16 low = round(mul(a, inverse)), high = round(mul(b, inverse));
+    store_int8(codes + i * kGroup, low);
+    store_int8(codes + i * kGroup + 16, high);
+    int32_t sum = 0;
+    for (int64_t j = 0; j < kGroup; ++j) sum += codes[i * kGroup + j];
+    const float scale = largest * (1.0f / 127.0f) + taint;
+    groups[i] = {scale, scale * static_cast<float>(sum), sum};
+  }
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
+              int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* in = x + row * width;
+    float* out = y + row * width;
+    f32x16 squares = set(0.0f);
+    for (int64_t i = 0; i < width; i += 16) {
+      const f32x16 v = load_some(in + i, width - i);
+      squares = fma(v, v, squares);
+    }
+    const float mean = reduce_add(squares) / static_cast<float>(width);
+    const f32x16 inverse = set(1.0f / __builtin_sqrtf(mean + eps));
+    for (int64_t i = 0; i < width; i += 16) {
+      const f32x16 v = load_some(in + i, width - i), w = load_some(weight + i, width - i);
+      store_some(out + i, mul(mul(v, inverse), w), width - i);
+    }
+  }
+}
+
+void add_rows(float* x, const float* y, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 16) {
+    store_some(x + i, add(load_some(x + i, end - i), load_some(y + i, end - i)), end - i);
+  }
+}
+
+void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float *gate = gate_up + row * 2 * width, *up = gate + width;
+    for (int64_t i = 0; i < width; i += 16) {
+      const f32x16 g = load_some(gate + i, width - i), u = load_some(up + i, width - i);
+      const f32x16 silu = div(g, add(set(1.0f), exp(sub(set(0.0f), g))));
+      store_some(y + row * width + i, mul(silu, u), width - i);
+    }
+  }
+}
+
+void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
+          int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t h = 0; h < heads; ++h) {
+      float* low = x + (row * heads + h) * head_dim;
+      float* high = low + half;
+      for (int64_t i = 0; i < half; i += 16) {
+        const f32x16 c = load_some(cos + row * half + i, half - i),
+                     s = load_some(sin + row * half + i, half - i);
+        const f32x16 a = load_some(low + i, half - i), b = load_some(high + i, half - i);
+        store_some(low + i, sub(mul(a, c), mul(b, s)), half - i);
+        store_some(high + i, add(mul(b, c), mul(a, s)), half - i);
+      }
+    }
+  }
+}
+
+void store_bf16_row(uint16_t* dst, const float* src, int64_t n) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store_bf16(dst + i, load(src + i));
+  for (; i < n; ++i) dst[i] = float_to_bf16(src[i]);
+}
+
+}  // namespace RAMET_ISA
+}  // namespace ramet

@@ -1,0 +1,50 @@
+// What attention does in a step: found once, used in every layer.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ops.h"
+
+namespace ramet {
+
+// The attention part of a batch, in CSR form (see core/batch.py).
+struct BatchView {
+  int64_t num_rows, num_seqs, num_page_ids;
+  int64_t page_size;
+  const int32_t *query_indptr, *positions, *page_indptr, *page_ids;
+};
+
+// A sequence with many rows is cut into tiles of rows, each of which walks all its spans. Of the others
+// (decoding, a few drafted or forced tokens) every span is a task of its own, and sequences whose page tables
+// name the same pages there are one task: a shared prefix is read once for all its branches.
+class Plan {
+public:
+  // Throws std::invalid_argument where the batch does not fit together.
+  explicit Plan(const BatchView& batch);
+
+  int64_t num_rows() const { return static_cast<int64_t>(positions.size()); }
+
+  int64_t page_size;
+  int64_t num_slots = 0;  // that a KV layer must have at least
+  int64_t num_partials = 0;
+  int64_t max_task_rows = 0;
+  std::vector<int32_t> positions, page_ids, task_rows;
+  std::vector<int64_t> partial_of_row;
+  std::vector<AttentionTask> tasks;
+  std::vector<SplitRow> split_rows;
+
+private:
+  struct Sequence {
+    int32_t first_row, num_rows, first_page;
+  };
+
+  void check(const BatchView& batch) const;
+  void add_tiles(const Sequence& seq);
+  void add_spans(const std::vector<Sequence>& seqs);
+  void add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs);
+  bool same_pages(int32_t span, const Sequence& a, const Sequence& b) const;
+  void add_task(const std::vector<int32_t>& rows, int32_t first_span, int32_t num_spans, int32_t first_page);
+  int32_t last_span(const Sequence& seq) const;
+};
+
+}  // namespace ramet

@@ -1,0 +1,220 @@
+// The one vector of the kernels: 16 floats (or int32, or 16 groups of four codes), whatever the machine's
+// registers hold.
+//
+// An instruction set is a header in simd/ with a few one-line primitives on its own register; this file makes
+// 16 lanes of them. A file that includes it is compiled once per set, with RAMET_ISA naming the set, and
+// everything here is static, so that no code built for one set can be linked into another.
+#pragma once
+#ifndef RAMET_ISA
+#error "compile with -DRAMET_ISA=avx512, avx2, neon or generic, and -DRAMET_SIMD naming its header"
+#endif
+#include RAMET_SIMD
+
+#include "simd/scalar.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+
+constexpr int kRegs = 16 / kLanes;
+
+struct f32x16 {
+  freg r[kRegs];
+};
+struct i32x16 {
+  ireg r[kRegs];
+};
+struct codes64 {
+  creg r[kRegs];
+};  // 16 outputs by 4 inputs, one byte each
+struct nibble_sum {
+  nreg r[kRegs];
+};
+
+#define RAMET_EACH for (int i = 0; i < kRegs; ++i)
+
+static inline f32x16 set(float x) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_set(x);
+  return y;
+}
+static inline f32x16 load(const float* p) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_load(p + i * kLanes);
+  return y;
+}
+static inline f32x16 load_f16(const uint16_t* p) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_load_f16(p + i * kLanes);
+  return y;
+}
+static inline f32x16 load_bf16(const uint16_t* p) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_load_bf16(p + i * kLanes);
+  return y;
+}
+static inline void store(float* p, const f32x16& x) { RAMET_EACH f_store(p + i * kLanes, x.r[i]); }
+static inline void store_bf16(uint16_t* p, const f32x16& x) {
+  RAMET_EACH f_store_bf16(p + i * kLanes, x.r[i]);
+}
+static inline void store_int8(int8_t* p, const f32x16& x) { RAMET_EACH f_store_int8(p + i * kLanes, x.r[i]); }
+
+// The first n of 16 lanes; the others are zero.
+static inline f32x16 load_some(const float* p, int64_t n) {
+  if (n >= 16) return load(p);
+  float lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lanes);
+}
+static inline f32x16 load_bf16_some(const uint16_t* p, int64_t n) {
+  if (n >= 16) return load_bf16(p);
+  uint16_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t));
+  return load_bf16(lanes);
+}
+static inline void store_some(float* p, const f32x16& x, int64_t n) {
+  if (n >= 16) return store(p, x);
+  float lanes[16];
+  store(lanes, x);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
+}
+
+#define RAMET_BINARY(name, primitive)                           \
+  static inline f32x16 name(const f32x16& a, const f32x16& b) { \
+    f32x16 y;                                                   \
+    RAMET_EACH y.r[i] = primitive(a.r[i], b.r[i]);              \
+    return y;                                                   \
+  }
+RAMET_BINARY(add, f_add)
+RAMET_BINARY(sub, f_sub)
+RAMET_BINARY(mul, f_mul)
+RAMET_BINARY(div, f_div)
+RAMET_BINARY(max, f_max)  // of NaN and a number: x86 gives the second
+RAMET_BINARY(min, f_min)
+#undef RAMET_BINARY
+
+static inline f32x16 abs(const f32x16& a) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_abs(a.r[i]);
+  return y;
+}
+static inline f32x16 fma(const f32x16& a, const f32x16& b, const f32x16& c) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_fma(a.r[i], b.r[i], c.r[i]);
+  return y;
+}
+static inline f32x16 to_float(const i32x16& a) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_from_int(a.r[i]);
+  return y;
+}
+static inline f32x16 pow2(const f32x16& n) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_pow2(n.r[i]);
+  return y;
+}
+
+// Half to even, for |x| < 2^22: the sum with 1.5 * 2^23 has no room for a fraction.
+static inline f32x16 round(const f32x16& x) {
+  const f32x16 magic = set(12582912.0f);
+  return sub(add(x, magic), magic);
+}
+
+// The order of a reduction is fixed: halves are folded onto each other.
+static inline float reduce_add(f32x16 x) {
+  for (int half = kRegs / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.r[i] = f_add(x.r[i], x.r[i + half]);
+  }
+  return f_reduce_add(x.r[0]);
+}
+static inline float reduce_max(f32x16 x) {
+  for (int half = kRegs / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.r[i] = f_max(x.r[i], x.r[i + half]);
+  }
+  return f_reduce_max(x.r[0]);
+}
+
+// e^x within 2 ulp on [-87, 88]; 0 below -88, and e^88 above 88. x = n ln 2 + r, |r| <= ln 2 / 2, and a
+// Taylor polynomial of degree 7 in r.
+static inline f32x16 exp(const f32x16& x) {
+  const f32x16 clamped = min(set(88.0f), max(set(-88.0f), x));
+  const f32x16 n = round(mul(clamped, set(1.44269504f)));
+  const f32x16 r = fma(n, set(2.12194440e-4f), fma(n, set(-0.693359375f), clamped));
+  f32x16 p = set(1.0f / 5040);
+  p = fma(p, r, set(1.0f / 720));
+  p = fma(p, r, set(1.0f / 120));
+  p = fma(p, r, set(1.0f / 24));
+  p = fma(p, r, set(1.0f / 6));
+  p = fma(p, r, set(0.5f));
+  p = fma(p, r, set(1.0f));
+  p = fma(p, r, set(1.0f));
+  return mul(p, pow2(n));
+}
+
+// Rows become columns: four rounds of interleaving row i with row i + 8.
+static inline void transpose(f32x16 (&x)[16]) {
+  for (int round = 0; round < 4; ++round) {
+    f32x16 y[16];
+    for (int k = 0; k < 8; ++k) {
+      freg both[2 * kRegs];
+      RAMET_EACH f_zip(x[k].r[i], x[k + 8].r[i], both[2 * i], both[2 * i + 1]);
+      RAMET_EACH y[2 * k].r[i] = both[i];
+      RAMET_EACH y[2 * k + 1].r[i] = both[i + kRegs];
+    }
+    for (int k = 0; k < 16; ++k) x[k] = y[k];
+  }
+}
+
+// Products of codes with four int8 inputs that all 16 outputs share. Sums are exact.
+static inline codes64 load_codes(const uint8_t* p) {
+  codes64 y;
+  RAMET_EACH y.r[i] = c_load(p + i * kLanes * 4);
+  return y;
+}
+static inline codes64 low_nibbles(const codes64& c) {
+  codes64 y;
+  RAMET_EACH y.r[i] = c_low(c.r[i]);
+  return y;
+}
+static inline codes64 high_nibbles(const codes64& c) {
+  codes64 y;
+  RAMET_EACH y.r[i] = c_high(c.r[i]);
+  return y;
+}
+static inline codes64 signed_codes(const codes64& c) {
+  codes64 y;
+  RAMET_EACH y.r[i] = c_signed(c.r[i]);
+  return y;
+}
+static inline creg four_inputs(const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, sizeof four);
+  return c_repeat(four);
+}
+static inline nibble_sum no_nibbles() {
+  nibble_sum y;
+  RAMET_EACH y.r[i] = n_zero();
+  return y;
+}
+static inline nibble_sum dot(const nibble_sum& sum, const codes64& nibbles, creg x) {
+  nibble_sum y;
+  RAMET_EACH y.r[i] = n_dot(sum.r[i], nibbles.r[i], x);
+  return y;
+}
+static inline i32x16 close(const nibble_sum& sum) {
+  i32x16 y;
+  RAMET_EACH y.r[i] = n_close(sum.r[i]);
+  return y;
+}
+static inline i32x16 start_sum(int32_t sum_x) {
+  i32x16 y;
+  RAMET_EACH y.r[i] = i_start(sum_x);
+  return y;
+}
+static inline i32x16 dot(const i32x16& sum, const codes64& codes, creg x) {
+  i32x16 y;
+  RAMET_EACH y.r[i] = i_dot(sum.r[i], codes.r[i], x);
+  return y;
+}
+
+}  // namespace RAMET_ISA
+}  // namespace ramet

@@ -1,0 +1,104 @@
+// One register of 8 lanes: AVX2, FMA and F16C.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ramet {
+namespace RAMET_ISA {
+
+using freg = __m256;   // kLanes floats
+using ireg = __m256i;  // kLanes int32
+using creg = __m256i;  // kLanes groups of four 8-bit codes
+using nreg = __m256i;  // sums of products with 4-bit codes, still open: pairs in int16
+
+constexpr int kLanes = 8;
+constexpr int kLinearRows = 4;    // tile of a matrix product, rows
+constexpr int kLinearChains = 4;  // independent accumulators that fit
+constexpr int kQueryTile = 2;     // tile of attention, queries
+constexpr int kDimTile = 2;       // tile of attention, vectors of head dims
+
+static inline freg f_set(float x) { return _mm256_set1_ps(x); }
+static inline freg f_load(const float* p) { return _mm256_loadu_ps(p); }
+static inline void f_store(float* p, freg x) { _mm256_storeu_ps(p, x); }
+static inline freg f_add(freg a, freg b) { return _mm256_add_ps(a, b); }
+static inline freg f_sub(freg a, freg b) { return _mm256_sub_ps(a, b); }
+static inline freg f_mul(freg a, freg b) { return _mm256_mul_ps(a, b); }
+static inline freg f_div(freg a, freg b) { return _mm256_div_ps(a, b); }
+static inline freg f_max(freg a, freg b) { return _mm256_max_ps(a, b); }
+static inline freg f_min(freg a, freg b) { return _mm256_min_ps(a, b); }
+static inline freg f_abs(freg a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline freg f_fma(freg a, freg b, freg c) { return _mm256_fmadd_ps(a, b, c); }
+static inline freg f_from_int(ireg a) { return _mm256_cvtepi32_ps(a); }
+
+static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+
+static inline freg f_load_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline freg f_load_bf16(const uint16_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+static inline void f_store_bf16(uint16_t* p, freg x) {
+  const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i chosen = _mm256_blendv_epi8(rounded, quiet, nan);
+  const __m128i packed =
+      _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+static inline void f_store_int8(int8_t* p, freg whole) {
+  const __m256i x = _mm256_cvtps_epi32(whole);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+static inline float f_reduce_add(freg x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+static inline float f_reduce_max(freg x) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline void f_zip(freg a, freg b, freg& low, freg& high) {
+  const __m256 even = _mm256_unpacklo_ps(a, b), odd = _mm256_unpackhi_ps(a, b);
+  low = _mm256_permute2f128_ps(even, odd, 0x20);
+  high = _mm256_permute2f128_ps(even, odd, 0x31);
+}
+
+static inline creg c_load(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+static inline creg c_low(creg c) { return _mm256_and_si256(c, _mm256_set1_epi8(15)); }
+static inline creg c_high(creg c) { return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15)); }
+static inline creg c_repeat(int32_t four) { return _mm256_set1_epi32(four); }
+
+// A group of 32 adds 16 products of at most 15 * 128 to an int16: 30720, no overflow.
+static inline nreg n_zero() { return _mm256_setzero_si256(); }
+static inline nreg n_dot(nreg sum, creg nibbles, creg x) {
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, x));
+}
+static inline ireg n_close(nreg sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+
+// |code| * (x with the code's sign): pairs reach 2 * 128 * 127, which does not saturate, as x is never -128.
+static inline creg c_signed(creg c) { return c; }
+static inline ireg i_start(int32_t) { return _mm256_setzero_si256(); }
+static inline ireg i_dot(ireg sum, creg codes, creg x) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+}  // namespace RAMET_ISA
+}  // namespace ramet

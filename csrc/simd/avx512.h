@@ -1,0 +1,85 @@
+// One register of 16 lanes: AVX-512 F, BW, DQ, VL and VNNI.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ramet {
+namespace RAMET_ISA {
+
+using freg = __m512;   // kLanes floats
+using ireg = __m512i;  // kLanes int32
+using creg = __m512i;  // kLanes groups of four 8-bit codes
+using nreg = __m512i;  // sums of products with 4-bit codes, still open
+
+constexpr int kLanes = 16;
+constexpr int kLinearRows = 8;     // tile of a matrix product, rows
+constexpr int kLinearChains = 16;  // independent accumulators that fit
+constexpr int kQueryTile = 4;      // tile of attention, queries
+constexpr int kDimTile = 4;        // tile of attention, vectors of head dims
+
+static inline freg f_set(float x) { return _mm512_set1_ps(x); }
+static inline freg f_load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void f_store(float* p, freg x) { _mm512_storeu_ps(p, x); }
+static inline freg f_add(freg a, freg b) { return _mm512_add_ps(a, b); }
+static inline freg f_sub(freg a, freg b) { return _mm512_sub_ps(a, b); }
+static inline freg f_mul(freg a, freg b) { return _mm512_mul_ps(a, b); }
+static inline freg f_div(freg a, freg b) { return _mm512_div_ps(a, b); }
+static inline freg f_max(freg a, freg b) { return _mm512_max_ps(a, b); }
+static inline freg f_min(freg a, freg b) { return _mm512_min_ps(a, b); }
+static inline freg f_abs(freg a) { return _mm512_abs_ps(a); }
+static inline freg f_fma(freg a, freg b, freg c) { return _mm512_fmadd_ps(a, b, c); }
+static inline freg f_from_int(ireg a) { return _mm512_cvtepi32_ps(a); }
+
+static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+
+static inline freg f_load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+static inline freg f_load_bf16(const uint16_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+static inline void f_store_bf16(uint16_t* p, freg x) {
+  const __m512i bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
+}
+static inline void f_store_int8(int8_t* p, freg whole) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(whole)));
+}
+
+static inline float f_reduce_add(freg x) { return _mm512_reduce_add_ps(x); }
+static inline float f_reduce_max(freg x) { return _mm512_reduce_max_ps(x); }
+
+static inline void f_zip(freg a, freg b, freg& low, freg& high) {
+  low =
+      _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b);
+  high = _mm512_permutex2var_ps(
+      a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
+}
+
+static inline creg c_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline creg c_low(creg c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
+static inline creg c_high(creg c) { return _mm512_and_si512(_mm512_srli_epi16(c, 4), _mm512_set1_epi8(15)); }
+static inline creg c_repeat(int32_t four) { return _mm512_set1_epi32(four); }
+
+static inline nreg n_zero() { return _mm512_setzero_si512(); }
+static inline nreg n_dot(nreg sum, creg nibbles, creg x) { return _mm512_dpbusd_epi32(sum, nibbles, x); }
+static inline ireg n_close(nreg sum) { return sum; }
+
+// VNNI wants one unsigned side: codes are offset by 128, and sums start at what that adds, negated.
+static inline creg c_signed(creg c) { return _mm512_xor_si512(c, _mm512_set1_epi8(-128)); }
+static inline ireg i_start(int32_t sum_x) { return _mm512_set1_epi32(-128 * sum_x); }
+static inline ireg i_dot(ireg sum, creg codes, creg x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+
+}  // namespace RAMET_ISA
+}  // namespace ramet
