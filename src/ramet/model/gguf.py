@@ -231,6 +231,8 @@ class _Entry:
 
 def _read_entry(reader: _Reader, path: Path) -> _Entry:
     name = reader.string("a tensor name", _MAX_NAME_BYTES)
+    if not name:
+        raise ModelError(f"{path}: a tensor without a name")
     where = f"{path}: tensor {name!r}"
     num_dims = int(reader.scalar(4, f"the rank of {name}"))
     if not 1 <= num_dims <= _MAX_DIMS:

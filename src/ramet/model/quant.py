@@ -166,9 +166,11 @@ def _rows(weight: Weight, rows: slice) -> Weight:
 
 
 def _dense_groups(weight: Weight) -> Iterator[tuple[slice, Float32]]:
-    """Runs of rows with their values as float32[n, K / 32, 32]."""
+    """Runs of rows with their values, finite ones, as float32[n, K / 32, 32]."""
     for rows in _chunks(weight):
         values = as_float32(weight.format, weight.data[rows])
+        if not np.isfinite(values).all():
+            raise ModelError("a weight is not finite")
         yield rows, values.reshape(len(values), -1, GROUP)
 
 
@@ -176,7 +178,7 @@ def _half(values: Float32) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if not np.isfinite(halves).all():
-        raise ModelError("a weight is not finite, or too large for a float16 scale")
+        raise ModelError(f"a weight is too large for a float16 scale: {np.abs(values).max():g}")
     return halves
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -51,21 +52,6 @@ class OneSequence:
         pages = np.arange(self.num_pages, dtype=np.int32)[::-1].copy()  # not in order, so that slots differ from positions
         positions = np.arange(start, end, dtype=np.int32)
         none = int32([])
-        floats = np.empty(0, np.float32)
-        sampling = RowSampling(
-            **dict.fromkeys(
-                ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_values"),
-                floats,
-            ),
-            **dict.fromkeys(
-                ("top_k", "sample_index", "num_logprobs", "bias_ids", "banned_ids", "allowed_ids", "history_ids")
-                + ("history_prompt_lens",),
-                none,
-            ),
-            **dict.fromkeys(("bias_indptr", "banned_indptr", "allowed_indptr", "history_indptr"), int32([0])),
-            seed=np.empty(0, np.uint64),
-            counter=np.empty(0, np.int64),
-        )
         return Batch(
             step=0,
             page_size=PAGE_SIZE,
@@ -78,9 +64,19 @@ class OneSequence:
             page_indptr=int32([0, self.num_pages]),
             page_ids=pages,
             sample_rows=none,
-            sampling=sampling,
+            sampling=_no_rows(),
             prompt_logprob_rows=none,
             prompt_logprob_targets=none,
             prompt_logprob_k=none,
             page_copies=PageCopies(none, none, none),
         )
+
+
+def _no_rows() -> RowSampling:
+    empty = {"seed": np.empty(0, np.uint64), "counter": np.empty(0, np.int64)}
+    for field in fields(RowSampling):
+        if field.name.endswith("_indptr"):
+            empty[field.name] = int32([0])
+        elif field.name not in empty:
+            empty[field.name] = np.empty(0, np.float32 if field.type == "Float32" else np.int32)
+    return RowSampling(**empty)

@@ -19,7 +19,7 @@ from ramet.model.gguf_model import load_gguf
 from ramet.model.spec import Checkpoint
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "tiny_logits.json").read_text())
-TOLERANCE = 2e-5  # largest difference over the largest logit of the row; float32 sums in another order give about 1e-6
+TOLERANCE = 1e-5  # largest difference over the largest logit of the row; measured: under 4e-6
 
 
 def _from_folder(name: str, tmp_path: Path) -> Checkpoint:

@@ -1,0 +1,280 @@
+"""Model folders: switches read right, everything unknown refused by name, no code ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_sequence import OneSequence
+from tiny_models import TINY_MODELS, TinyModel, write_folder, write_safetensors
+
+from ramet.errors import ModelError
+from ramet.kernels.registry import make_backend
+from ramet.model.folder import load_folder
+from ramet.model.rope import linear_divisors
+
+LLAMA = TINY_MODELS["llama"]
+TOKENS = [5, 80, 81, 200, 3]
+
+
+def write(tmp_path: Path, changes: dict[str, Any] | None = None, model: TinyModel = LLAMA, **tensors: Any) -> Path:
+    """The model's folder with keys of config.json replaced (None: removed) and tensors added, replaced or removed."""
+    folder = write_folder(model, tmp_path / "model", tokenizer=False)
+    config = {**model.config, **(changes or {})}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    if tensors:
+        stored = {**model.tensors, **tensors}
+        write_safetensors(folder / "model.safetensors", {n: ("F32", t) for n, t in stored.items() if t is not None})
+    return folder
+
+
+def logits(folder: Path) -> np.ndarray:
+    return OneSequence(load_folder(folder), make_backend("reference")).feed(TOKENS)
+
+
+def test_b160_tied_embeddings_without_a_head(tmp_path: Path) -> None:
+    """logits = norm(h) times the embedding: the same as an untied model whose head is that embedding."""
+    model = TINY_MODELS["qwen2"]
+    assert "lm_head.weight" not in model.tensors
+    tied = logits(write(tmp_path / "tied", model=model))
+    head = {"lm_head.weight": model.tensors["model.embed_tokens.weight"]}
+    untied = logits(write(tmp_path / "untied", {"tie_word_embeddings": False}, model, **head))
+    assert np.array_equal(tied, untied)
+
+
+def test_b161_tied_embeddings_win_over_a_head_in_the_file(tmp_path: Path) -> None:
+    model = TINY_MODELS["qwen2"]
+    stray = {"lm_head.weight": np.ones((304, 64), np.float32)}
+    assert np.array_equal(logits(write(tmp_path / "a", model=model, **stray)), logits(write(tmp_path / "b", model=model)))
+
+
+def test_untied_without_a_head(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"missing tensors: lm_head\.weight"):
+        load_folder(write(tmp_path, **{"lm_head.weight": None}))
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_b164_linear_scaling_under_both_keys(key: str, where: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, {where: {key: "linear", "factor": 2, "rope_theta": 5000.0, "finetuned": True}})
+    rope = load_folder(folder).spec.rope
+    assert rope.divisors == linear_divisors(16, 2.0)
+    assert rope.theta == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"type": "yarn", "factor": 4}, "rope_type 'yarn' is not supported"),
+        ({"rope_type": "dynamic", "factor": 4}, "rope_type 'dynamic' is not supported"),
+        ({"factor": 4}, "factor is given, but no rope_type"),
+        ({"type": "linear"}, "rope_scaling: factor is missing"),
+        ({"type": "linear", "factor": 0}, "factor is a finite number over 0, not 0"),
+        ({"type": "linear", "factor": "2"}, "factor is a number, not '2'"),
+        ({"type": "linear", "rope_type": "llama3", "factor": 2}, "rope_type is 'llama3', but type is 'linear'"),
+        ({"rope_type": "llama3", "factor": 8}, "low_freq_factor is missing"),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
+            | {"original_max_position_embeddings": 64},
+            "low_freq_factor 4.0 is not under",
+        ),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_type": "default"}, "rope_type": "mrope"}, "'mrope' is not supported"),
+        (["linear"], "is an object, not"),
+    ],
+)
+def test_b164_scaling_that_is_unknown_or_incomplete(scaling: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_folder(write(tmp_path, {"rope_scaling": scaling}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architecture 'GemmaForCausalLM' is not supported; supported: Llama"),
+        ({"architectures": []}, "architectures names one architecture, not 0"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is a list of strings"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map asks for code"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"mlp_bias": True}, "mlp_bias True is not supported"),
+        ({"rope_interleaved": True}, "rope_interleaved True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"sliding_window": 128}, "sliding_window of 128 tokens is in use"),
+        ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window of 128 tokens is in use"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types sliding_attention is not supported"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is a whole number, not '64'"),
+        ({"hidden_size": True}, "hidden_size is a whole number, not True"),
+        ({"hidden_size": -64}, "hidden_size is from 1 to 1048576, not -64"),
+        ({"hidden_size": 2**63}, "hidden_size is from 1 to"),
+        ({"hidden_size": 66}, "66 is no multiple of 4 heads"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is from 1 to 1024"),
+        ({"num_hidden_layers": 3}, r"missing tensors: model\.layers\.2\.input_layernorm\.weight, .* \(9 in all\)"),
+        ({"num_hidden_layers": 1}, r"unexpected tensors, .*: model\.layers\.1\."),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads is from 1 to 4"),
+        ({"head_dim": 15}, "head_dim is even"),
+        ({"vocab_size": 300}, r"embed_tokens\.weight is \[304, 64\], but the configuration makes it \[300, 64\]"),
+        ({"intermediate_size": 128}, r"is \[96, 64\], but the configuration makes it \[128, 64\]"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is a finite number over 0"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is true or false"),
+        ({"eos_token_id": 304}, "eos_token_id is 304, but the vocabulary has 304 tokens"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id is -1"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is a token id"),
+        ({"attention_bias": True}, r"missing tensors: model\.layers\.0\.self_attn\.q_proj\.bias"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        load_folder(write(tmp_path, changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_mistral_with_and_without_a_window(tmp_path: Path) -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+    assert np.array_equal(logits(write(tmp_path / "a", mistral)), logits(write(tmp_path / "b")))
+    load_folder(write(tmp_path / "c", mistral | {"sliding_window": 256}))  # as long as the context: never in use
+    with pytest.raises(ModelError, match="sliding_window of 255"):
+        load_folder(write(tmp_path / "d", mistral | {"sliding_window": 255}))
+    with pytest.raises(ModelError, match="rope_theta is missing"):
+        load_folder(write(tmp_path / "e", mistral | {"rope_theta": ...}))
+    with pytest.raises(ModelError, match="attention_bias is true"):
+        load_folder(write(tmp_path / "f", mistral | {"attention_bias": True}))
+
+
+def test_qwen_window_that_is_switched_off(tmp_path: Path) -> None:
+    changes = {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1}
+    load_folder(write(tmp_path, changes, TINY_MODELS["qwen3"]))
+
+
+def test_biases_that_the_configuration_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="unexpected tensors"):
+        load_folder(write(tmp_path, {"attention_bias": False}, TINY_MODELS["llama-linear"]))
+
+
+def test_old_frequencies_are_ignored(tmp_path: Path) -> None:
+    load_folder(write(tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}))
+
+
+def test_switches_of_each_family(tmp_path: Path) -> None:
+    found = {name: load_folder(write_folder(m, tmp_path / name)).spec for name, m in TINY_MODELS.items()}
+    switches = {n: (s.qkv_bias, s.output_bias, s.qk_norm, s.tie_embeddings, s.head_dim) for n, s in found.items()}
+    assert switches == {
+        "llama": (False, False, False, False, 16),
+        "llama3": (False, False, False, False, 16),
+        "llama-linear": (True, True, False, False, 16),
+        "qwen2": (True, False, False, True, 16),
+        "qwen3": (False, False, True, True, 32),
+    }
+
+
+def test_eos_ids_of_generation_config_win(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"eos_token_id": 256, "bos_token_id": 1})
+    assert load_folder(folder).spec.eos_ids == (256,)
+    assert load_folder(folder).spec.bos_id == 1
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
+    assert load_folder(folder).spec.eos_ids == (257, 258)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    assert load_folder(folder).spec.eos_ids == (256,)
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    assert load_folder(folder).generation_defaults == {}
+    given = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_length": 100, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    wanted = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+    assert load_folder(folder).generation_defaults == wanted
+    (folder / "generation_config.json").write_text(json.dumps(given | {"do_sample": False}))
+    assert load_folder(folder).generation_defaults == {}
+    (folder / "generation_config.json").write_text(json.dumps(given | {"temperature": "hot"}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: temperature is a number"):
+        load_folder(folder)
+
+
+def test_text_files(tmp_path: Path) -> None:
+    folder = write_folder(LLAMA, tmp_path / "model")
+    text = load_folder(folder).text
+    assert text.tokenizer_json == folder / "tokenizer.json"
+    assert "<|im_start|>" in text.chat_templates["default"]
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_folder(folder).text.chat_templates == {"default": "a", "tool_use": "b"}
+    (folder / "chat_template.jinja").write_text("from the file")
+    assert load_folder(folder).text.chat_templates == {"default": "from the file"}
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "x"}]}))
+    with pytest.raises(ModelError, match="chat_template is neither"):
+        load_folder(folder)
+
+
+def test_without_text_files(tmp_path: Path) -> None:
+    text = load_folder(write(tmp_path)).text
+    assert text.tokenizer_json is None
+    assert text.gguf is None
+    assert text.chat_templates == {}
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights.pkl"])
+def test_t03_pickled_weights_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(ModelError, match=f"{name} are pickles"):
+        load_folder(folder)
+
+
+def test_t03_code_is_neither_run_nor_read(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    canary = tmp_path / "canary"
+    (folder / "modeling_evil.py").write_text(f"open({str(canary)!r}, 'w').close()")
+    (folder / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch canary'\ntR.")
+    load_folder(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: auto_map asks for code"):
+        load_folder(folder)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a":' * 100_000])
+def test_config_that_is_no_json_object(content: bytes, tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_folder(folder)
+
+
+def test_folders_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor"):
+        load_folder(tmp_path)
+    (tmp_path / "some.gguf").touch()
+    with pytest.raises(ModelError, match="holds GGUF files; pass one of them"):
+        load_folder(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", {})
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_folder(tmp_path)
+    with pytest.raises(ModelError, match="cannot read"):
+        load_folder(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_half_precision_folders(dtype: str, tmp_path: Path) -> None:
+    """The same numbers as a float32 model whose weights are rounded so."""
+    folder = write_folder(LLAMA, tmp_path, dtype=dtype, tokenizer=False)
+    checkpoint = load_folder(folder)
+    assert checkpoint.dtype == {"F16": "float16", "BF16": "bfloat16"}[dtype]
+    exact = OneSequence(load_folder(write(tmp_path / "exact")), make_backend("reference")).feed(TOKENS)
+    rounded = OneSequence(checkpoint, make_backend("reference")).feed(TOKENS)
+    assert 0 < np.abs(exact - rounded).max() < {"F16": 0.02, "BF16": 0.15}[dtype]
+
+
+def test_fingerprint_is_of_every_byte(tmp_path: Path) -> None:
+    first = load_folder(write(tmp_path / "a")).fingerprint()
+    assert load_folder(write(tmp_path / "b")).fingerprint() == first
+    changed = LLAMA.tensors["model.norm.weight"].copy()
+    changed[-1] = np.nextafter(changed[-1], np.float32(9))
+    assert load_folder(write(tmp_path / "c", **{"model.norm.weight": changed})).fingerprint() != first
