@@ -1,0 +1,163 @@
+"""Chat messages to the text that a model was trained on, by the model's own template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import nodes
+
+from ramet.core.ports import Clock
+from ramet.errors import InvalidRequest, ModelError
+from ramet.text.messages import MessageRules, plain_data, plain_messages, plain_tools
+from ramet.text.template import CompiledTemplate
+from ramet.text.vocabulary import ChatTemplateSource
+
+__all__ = ["ChatTemplate", "check_variables"]
+
+_RESERVED = frozenset(
+    {"add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "eos_token", "messages", "tools"}
+)
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; templates may trim the space
+
+
+class ChatTemplate:
+    """The chat template(s) of a model, compiled once; any number of threads may render.
+
+    ``source`` is a template, or several by name, of which ``tool_use`` serves requests with tools and ``default`` the others;
+    None makes every ``render`` raise: no format is guessed. ``strftime_now`` formats the present time
+    (``time.strftime``); where it is None, templates that ask for the date find the function undefined.
+    Raises ``ModelError`` for a template that cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        source: ChatTemplateSource | None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        *,
+        clock: Clock,
+        strftime_now: Callable[[str], str] | None = None,
+    ) -> None:
+        functions = {} if strftime_now is None else {"strftime_now": strftime_now}
+        self._clock = clock
+        self._tokens = {k: v for k, v in (("bos_token", bos_token), ("eos_token", eos_token)) if v is not None}
+        self._templates = {name: CompiledTemplate(text, functions) for name, text in _by_name(source).items()}
+        self._rules = {name: _rules(template.syntax) for name, template in self._templates.items()}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text. Encode it with ``Tokenizer.encode_chat``.
+
+        ``continue_final_message`` leaves the last message open, for the model to go on with; it excludes
+        ``add_generation_prompt``. ``variables`` (``documents``, ``enable_thinking`` ...) go to the template as they are;
+        those of a request go through ``check_variables`` first. Raises ``InvalidRequest`` naming ``messages[i]``, or with the
+        template's own words.
+        """
+        name = self._name(bool(tools))
+        plain = plain_messages(messages, self._rules[name])
+        final = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InvalidRequest(
+                    "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+                )
+            final = _mark_final(plain[-1], len(plain) - 1)
+        text = self._templates[name].render(
+            {
+                "documents": None,
+                **self._tokens,
+                **check_variables(variables),
+                "messages": plain,
+                "tools": plain_tools(tools),
+                "add_generation_prompt": add_generation_prompt,
+            },
+            self._clock,
+        )
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _name(self, has_tools: bool) -> str:
+        if has_tools and "tool_use" in self._templates:
+            return "tool_use"
+        if "default" in self._templates:
+            return "default"
+        if self._templates:
+            raise InvalidRequest(
+                f"the model has chat templates only for {', '.join(self._templates)}, none by default", "messages"
+            )
+        raise InvalidRequest(
+            "this model has no chat template, and none is guessed; give one with --chat-template FILE, "
+            "or send a prompt to /v1/completions",
+            "messages",
+        )
+
+
+def check_variables(variables: object) -> dict[str, Any]:
+    """Template variables of a request (``chat_template_kwargs``), safe to pass to ``render`` by keyword. Raises
+    ``InvalidRequest``; above all where they bring a template.
+    """
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping):
+        raise InvalidRequest("chat_template_kwargs is an object", "chat_template_kwargs")
+    copied: dict[str, Any] = plain_data(variables, "chat_template_kwargs")
+    for name in copied:
+        if name in _RESERVED or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequest(f"chat_template_kwargs may not set {name!r}", "chat_template_kwargs")
+    return copied
+
+
+def _by_name(source: ChatTemplateSource | None) -> dict[str, str]:
+    if source is None:
+        return {}
+    if isinstance(source, str):
+        return {"default": source}
+    named = source.items() if isinstance(source, Mapping) else ((one.get("name"), one.get("template")) for one in source)
+    found = dict(named)
+    if not all(isinstance(name, str) and isinstance(text, str) for name, text in found.items()):
+        raise ModelError('chat_template is a string, or a list of {"name": ..., "template": ...}')
+    return {str(name): str(text) for name, text in found.items()}
+
+
+def _rules(syntax: nodes.Template) -> MessageRules:
+    """What a template can do with messages, read off its syntax tree."""
+    words = [node.value for node in syntax.find_all(nodes.Const) if isinstance(node.value, str)]
+    tested = [test.node for test in syntax.find_all(nodes.Test) if test.name == "none"]
+    return MessageRules(
+        knows_developer="developer" in words,
+        tells_null=any(_is_content(node) for node in tested),
+    )
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """``message.content`` or ``message["content"]``, of whatever name."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+def _mark_final(message: dict[str, Any], index: int) -> str:
+    """Put the mark behind the last message's text; gives the text."""
+    text: str | None = message["content"]
+    if not text:
+        raise InvalidRequest(f"messages[{index}].content is empty, so there is nothing to continue", f"messages[{index}].content")
+    message["content"] = text + _CONTINUE
+    return text
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    mark = _CONTINUE.strip()
+    end = text.rfind(mark)
+    if end < 0 or final.strip() not in text[:end]:
+        raise InvalidRequest(
+            "the chat template does not put out the whole last message, so it cannot be continued", "continue_final_message"
+        )
+    # where the template trimmed the mark's space it trimmed the message's too
+    return text[:end] if text.startswith(_CONTINUE, end) else text[:end].rstrip()
