@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hand_made_batches import PAGE_SIZE, ints, make_batch
 from sampling_rows import rows_of
 
-from ramet.core.batch import Batch, PageCopies
+from ramet.core.batch import PageCopies
 from ramet.errors import EngineDead
 from ramet.kernels.reference import ReferenceBackend
 from ramet.runner.inputs import check_batch
@@ -16,13 +17,8 @@ from ramet.runner.kv_tensors import allocate_kv
 from ramet.runner.local import LocalRunner
 from ramet.runner.sampler import sample, token_logprobs
 
-PAGE_SIZE, NUM_PAGES, VOCAB = 4, 8, 16
+NUM_PAGES, VOCAB = 8, 16
 WEIGHT = np.random.default_rng(0).normal(0, 1, (4, VOCAB)).astype(np.float32)
-NO_COPIES = PageCopies(*(np.empty(0, np.int32) for _ in range(3)))
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 class SumModel:
@@ -49,38 +45,6 @@ class SumModel:
     def logits(self, hidden):
         self.projected.append(hidden)
         return np.stack([row @ WEIGHT for row in hidden])
-
-
-def make_batch(step, chunks, *, copies=NO_COPIES, sampled=None, wanted=(), rows=None) -> Batch:
-    """``chunks``: (token ids, first position, pages) a sequence; the last row of each is sampled unless said otherwise."""
-    lens = [len(tokens) for tokens, _, _ in chunks]
-    indptr = np.cumsum([0, *lens], dtype=np.int32)
-    positions = np.concatenate([np.arange(n, dtype=np.int32) + start for n, (_, start, _) in zip(lens, chunks, strict=True)])
-    tables = [np.repeat(ints(*pages)[None], n, axis=0) for n, (_, _, pages) in zip(lens, chunks, strict=True)]
-    page_of_row = [
-        table[i, p // PAGE_SIZE]
-        for table, ps in zip(tables, np.split(positions, indptr[1:-1]), strict=True)
-        for i, p in enumerate(ps)
-    ]
-    sample_rows = indptr[1:] - 1 if sampled is None else ints(*sampled)
-    return Batch(
-        step=step,
-        page_size=PAGE_SIZE,
-        seq_ids=np.arange(len(chunks), dtype=np.int64),
-        query_indptr=indptr,
-        context_lens=ints(*[start + n for n, (_, start, _) in zip(lens, chunks, strict=True)]),
-        token_ids=np.concatenate([ints(*tokens) for tokens, _, _ in chunks]),
-        positions=positions,
-        slots=(np.array(page_of_row) * PAGE_SIZE + positions % PAGE_SIZE).astype(np.int32),
-        page_indptr=np.cumsum([0, *[len(pages) for _, _, pages in chunks]], dtype=np.int32),
-        page_ids=np.concatenate([ints(*pages) for _, _, pages in chunks]),
-        sample_rows=sample_rows.astype(np.int32),
-        sampling=rows_of(*(rows or [{"temperature": 0}] * len(sample_rows))),
-        prompt_logprob_rows=ints(*[row for row, _, _ in wanted]),
-        prompt_logprob_targets=ints(*[target for _, target, _ in wanted]),
-        prompt_logprob_k=ints(*[k for _, _, k in wanted]),
-        page_copies=copies,
-    )
 
 
 @pytest.fixture

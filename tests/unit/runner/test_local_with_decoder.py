@@ -1,0 +1,97 @@
+"""The local runner over a tiny real model: a sequence's tokens and logprobs have the same bits however it is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_made_batches import ints, make_batch
+from tiny_models import TINY_MODELS, write_folder
+
+from ramet.core.batch import PageCopies
+from ramet.core.output import TokenLogprobs
+from ramet.errors import ConfigError
+from ramet.kernels.registry import make_backend
+from ramet.model.decoder import Decoder
+from ramet.model.folder import load_folder
+from ramet.runner.kv_tensors import allocate_kv
+from ramet.runner.local import LocalRunner
+
+PROMPT = [7, 200, 31, 31, 90, 4, 255, 17, 60, 8, 121]
+ROW = {"seed": 9, "temperature": 0.9, "top_p": 0.95, "num_logprobs": 4, "counter": len(PROMPT)}
+
+
+def bits(found: TokenLogprobs) -> tuple:
+    return found.token_id, found.rank, np.float64(found.logprob).tobytes(), found.top_ids.tobytes(), found.top_logprobs.tobytes()
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def decoder(request, tmp_path_factory):
+    try:
+        backend = make_backend(request.param)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    folder = write_folder(TINY_MODELS["llama"], tmp_path_factory.mktemp("model") / "llama", tokenizer=False)
+    return Decoder(load_folder(folder), backend), backend
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def new_runner(request, decoder):
+    model, backend = decoder
+    spec = model.spec
+
+    def make(page_size=4):
+        layers = allocate_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, request.param)
+        for layer in layers:
+            for store in (layer.keys, layer.values):
+                store.view(np.uint16)[:] = 0x7FC1  # NaN wherever nothing has been written
+        return LocalRunner(model, backend, layers, page_size)
+
+    return make
+
+
+def whole(new_runner, page_size=4, pages=(3, 0, 2)):
+    wanted = [(i, PROMPT[i + 1], 2) for i in range(len(PROMPT) - 1)]
+    runner = new_runner(page_size)
+    runner.launch(make_batch(1, [(PROMPT, 0, pages)], wanted=wanted, rows=[ROW], page_size=page_size))
+    return runner.collect()
+
+
+def test_pages_do_not_change_a_bit(new_runner):
+    expected = whole(new_runner)
+    assert expected.errors == {}
+    assert expected.token_ids[0] >= 0
+    for page_size, pages in ((1, range(40, 51)), (16, (2,)), (64, (0,))):
+        found = whole(new_runner, page_size, pages)
+        assert bits(found.logprobs[0]) == bits(expected.logprobs[0])
+        assert [bits(one) for one in found.prompt_logprobs] == [bits(one) for one in expected.prompt_logprobs]
+
+
+def test_chunks_and_batch_mates_do_not_change_a_bit(new_runner):
+    expected = whole(new_runner)
+    runner = new_runner()
+    mate = ([5] * 9, 0, (9, 8, 7))
+    runner.launch(
+        make_batch(1, [mate, (PROMPT[:6], 0, (3, 0, 2))], sampled=[], wanted=[(9 + i, PROMPT[i + 1], 2) for i in range(6)])
+    )
+    runner.launch(
+        make_batch(
+            2,
+            [(PROMPT[6:], 6, (3, 0, 2)), ([1], 9, (9, 8, 7))],
+            wanted=[(i, PROMPT[7 + i], 2) for i in range(4)],
+            rows=[ROW, {"temperature": 0, "num_logprobs": 0}],
+        )
+    )
+    first, second = runner.collect(), runner.collect()
+    assert bits(second.logprobs[0]) == bits(expected.logprobs[0])
+    prompt_logprobs = [*first.prompt_logprobs, *second.prompt_logprobs]
+    assert [bits(one) for one in prompt_logprobs] == [bits(one) for one in expected.prompt_logprobs]
+
+
+def test_a_copied_page_gives_the_same_bits(new_runner):
+    expected = whole(new_runner)
+    runner = new_runner()
+    runner.launch(make_batch(1, [(PROMPT[:6], 0, (3, 0))], sampled=[]))
+    copies = PageCopies(ints(3, 0), ints(10, 12), ints(4, 2))
+    runner.launch(make_batch(2, [(PROMPT[6:], 6, (10, 12, 2))], copies=copies, rows=[ROW]))
+    runner.collect()
+    assert bits(runner.collect().logprobs[0]) == bits(expected.logprobs[0])
