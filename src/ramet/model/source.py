@@ -34,8 +34,8 @@ def resolve(model: str | None, revision: str | None = None, progress: Progress =
     path = Path(model).expanduser()
     try:
         exists = path.exists()
-    except (OSError, ValueError) as error:  # too long, a NUL byte, no permission on the way
-        raise ModelError(f"cannot look up {model[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:  # too long, or no permission on the way
+        raise ModelError(f"cannot look up {model[:200]!r}: {error.strerror}") from None
     if exists:
         _refuse_revision(revision, model)
         if not path.is_dir() and path.suffix != ".gguf":

