@@ -298,7 +298,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         offered: dict[str, Callable[..., Any]] = {**self.filters, **_FILTERS}
         self.filters = {name: _measured(function) for name, function in offered.items()}
         self.filters |= {_EACH: _each, _LOOKED: _looked, _MADE: _made, _CONCAT: _concat}
-        self.tests = {name: _measured(function) for name, function in self.tests.items()}
+        self.tests = {name: _measured(cast(Callable[..., Any], function)) for name, function in self.tests.items()}
         del self.globals["lipsum"]
         self.globals.update(dict=_Dict(), namespace=_Namespace, raise_exception=_raise_exception)
 

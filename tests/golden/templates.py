@@ -1,0 +1,318 @@
+"""Makes ``templates.json``: chat templates, requests, and the prompts that ``transformers`` renders from them.
+
+Run in an environment with transformers (5.24 made the present file): ``python tests/golden/templates.py``.
+The templates are the project's own, short, each in the manner of a known family, so that between them they use what
+families use. ``demo`` is the demo model's.
+"""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
+
+TEMPLATES = {
+    "demo": (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a "
+        "helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] "
+        "+ '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    # bos_token, strftime_now, message[1:], trim, tojson(indent), `is defined`, iterable test, is mapping
+    "llama": """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "1 Jan 2024" %}
+    {%- endif %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n\\n" }}
+{%- if tools is not none %}
+    {{- "Functions, to be called as {\\"name\\": ..., \\"parameters\\": ...}:\\n\\n" }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("one tool call at a time") }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}
+        {{- "}<|eot_id|>" }}
+    {%- else %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
+        {%- if message.content is mapping or message.content is iterable and message.content is not string %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+""",
+    # namespace, reversed loop, loop.previtem/nextitem, split, strip, startswith, multi-step indexes, default(), break
+    "qwen": """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1, found=false) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if message.role == "user" and not message.content.startswith('<tool_response>') %}
+        {%- set ns.last = index %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is defined and message.reasoning_content is not none %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- if loop.index0 > ns.last and thought %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- content }}
+        {%- for tool_call in message.tool_calls | default([], true) %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {{- tool_call.arguments | tojson ~ '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or loop.previtem.role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+""",
+    # raise_exception on order, list filter with selectattr and rejectattr, continue, eos_token, namespaces, dict items
+    "mistral": """\
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
+{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if message.role == "tool" or message.tool_calls is defined %}{%- continue %}{%- endif %}
+    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("roles must alternate user and assistant, after an optional system message") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and (message == user_messages[-1]) %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.function.items() if key != "return" %}
+                    {%- if val is string %}
+                        {{- '"' + key + '": "' + val + '"' }}
+                    {%- else %}
+                        {{- '"' + key + '": ' + val|tojson }}
+                    {%- endif %}
+                    {%- if not loop.last %}{{- ", " }}{%- endif %}
+                {%- endfor %}
+                {{- "}}" }}
+                {%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" }}{%- endif %}
+            {%- endfor %}
+            {{- "[/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for tool_call in message.tool_calls %}
+            {%- set f = tool_call.function %}
+            {{- '{"name": "' + f.name + '", "arguments": ' + f.arguments|tojson + ', "id": "' + tool_call.id + '"}' }}
+            {{- ']' if loop.last else ', ' }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token }}
+    {%- else %}
+        {%- set text = message.content|string %}
+        {{- '[TOOL_RESULTS] {"content": ' + (text if text[:1] in '{["0123456789' else text|tojson) }}
+        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}
+""",
+    # macros that call themselves, dict.keys, join, upper, replace, trim and lstrip of plain blocks, ternaries, {% set %} blocks
+    "hermes": """\
+{% macro type_of(spec) %}
+{% set names = {"string": "str", "number": "float", "integer": "int", "boolean": "bool"} %}
+{% if spec.type is string and spec.type in names %}
+{{- names[spec.type] }}
+{%- elif spec.type == "array" %}
+{{- "list[" + type_of(spec["items"]) + "]" }}
+{%- elif spec.type == "object" %}
+{{- "dict[str, " + (type_of(spec.additionalProperties) if spec.additionalProperties else "Any") + "]" }}
+{%- else %}
+{{- spec.type | join(" | ") if spec.type is sequence and spec.type is not string else "Any" }}
+{%- endif %}
+{% endmacro %}
+{{ bos_token }}
+{%- for tool in tools or [] %}
+{% set f = tool.function %}
+
+def {{ f.name }}({% for name, spec in f.parameters.properties.items() %}{{ name }}: {{ type_of(spec) }}
+  {%- if name not in f.parameters.required | default([]) %} = None{% endif %}{{ ", " if not loop.last }}{% endfor %}):
+    {# a comment that does not show #}
+    {% set doc %}{{ f.description | replace("\\n", " ") | capitalize }}{% endset %}
+    \"\"\"{{ doc }}\"\"\"
+{% endfor %}
+{% for m in messages %}
+  {%- generation %}
+<|{{ m.role | upper }}|>{{ loop.index }}/{{ loop.length }} {{ m.content }}{% if m.tool_calls %} calls {{ m.tool_calls
+    | map(attribute="function.name") | join(", ") }}{% endif %}
+
+  {%- endgeneration %}
+{% endfor %}
+{{ documents | map(attribute="title") | list if documents else "no documents" }}
+{{ messages | map(attribute="role") | unique | sort | join("+") }}
+{% if add_generation_prompt %}<|ASSISTANT|>{% endif +%}
+""",
+}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'weather of a <place>\n& "now"',
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"type": "string", "description": "Straße, 東京"},
+                    "days": {"type": "array", "items": {"type": "integer"}},
+                    "more": {"type": "object", "additionalProperties": {"type": "number"}},
+                    "any": {"type": ["string", "null"]},
+                },
+                "required": ["place"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {}}},
+    },
+]
+HELLO = [{"role": "user", "content": "Hello <b>&amp; 'you'</b>  "}]
+SYSTEM = [{"role": "system", "content": " Be brief. "}, *HELLO]
+TURNS = [
+    *SYSTEM,
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\n Hi!\n"},
+    {"role": "user", "content": "한국어 🌶\n\nand?"},
+]
+CALLS = [
+    *HELLO,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call00001",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"place": "Zürich", "days": [1, 2]}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call00001", "name": "weather", "content": '{"deg": -1.5}'},
+]
+THOUGHT = [*HELLO, {"role": "assistant", "content": "Yes.", "reasoning_content": "\nlet me see\n"}]
+TWO_USERS = [*HELLO, *HELLO]
+OPEN = [*HELLO, {"role": "assistant", "content": "The answer is "}]
+
+REQUESTS = [
+    {"messages": HELLO},
+    {"messages": SYSTEM},
+    {"messages": TURNS, "add_generation_prompt": False},
+    {"messages": HELLO, "tools": TOOLS},
+    {"messages": SYSTEM, "tools": TOOLS},
+    {"messages": CALLS, "tools": TOOLS},
+    {"messages": THOUGHT, "add_generation_prompt": False},
+    {"messages": TWO_USERS},
+    {"messages": OPEN, "add_generation_prompt": False, "continue_final_message": True},
+    {"messages": HELLO, "variables": {"enable_thinking": False, "date_string": "2 Feb 2002"}},
+    {"messages": HELLO, "variables": {"documents": [{"title": "A", "text": "a"}, {"title": "B", "text": "b"}]}},
+]
+
+
+class _FixedDay(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 7, 4, 12, 30)
+
+
+def main() -> None:
+    chat_template_utils.datetime = _FixedDay
+    cases = []
+    for name, template in TEMPLATES.items():
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.BPE()), bos_token="<s>", eos_token="</s>", chat_template=template
+        )
+        for request in REQUESTS:
+            case = {"template": name, "request": request}
+            rest = {key: value for key, value in request.items() if key not in ("messages", "variables")}
+            options = {"add_generation_prompt": True, **rest, **request.get("variables", {})}
+            try:
+                case["expected"] = tokenizer.apply_chat_template(request["messages"], tokenize=False, **options)
+            except Exception as error:
+                case["error"] = str(error)
+            cases.append(case)
+    golden = {"templates": TEMPLATES, "cases": cases}
+    path = Path(__file__).with_suffix(".json")
+    path.write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
