@@ -21,15 +21,17 @@ def int32(values: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32
 
 
 class OneSequence:
-    """A decoder with float32 KV for up to ``max_tokens``; ``feed`` gives the logits of every token it is fed."""
+    """A decoder with KV for up to ``max_tokens``, as float32 or bfloat16; ``feed`` gives the logits of every token it is fed.
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, max_tokens: int = 512) -> None:
+    Slots that were never written hold NaN.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, max_tokens: int = 512, *, bfloat16_kv: bool = False) -> None:
         self.decoder = Decoder(checkpoint, backend)
         spec = checkpoint.spec
         shape = (max_tokens, spec.num_kv_heads, spec.head_dim)
-        self.layers = [
-            KVLayer(np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)) for _ in range(spec.num_layers)
-        ]
+        unwritten = np.full(shape, 0x7FC0, np.uint16) if bfloat16_kv else np.full(shape, np.nan, np.float32)
+        self.layers = [KVLayer(unwritten.copy(), unwritten.copy()) for _ in range(spec.num_layers)]
         self.num_pages = max_tokens // PAGE_SIZE
         self.length = 0
 
