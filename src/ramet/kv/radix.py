@@ -201,7 +201,8 @@ class RadixCache:
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cut ``num_pages`` off the head of ``node`` into a new parent, and return that.
 
-        The old object stays the lower part, so whoever holds it (a lock, the heap) still holds the same prefix.
+        The old object stays the lower part, so whoever holds it (a lock, the heap) still holds the same prefix. The new one has
+        no time of last use yet: the caller is about to touch it or to lock it.
         """
         parent = node.parent
         if parent is None:
@@ -210,7 +211,6 @@ class RadixCache:
         cut_ids = num_pages * _ID_BYTES
         upper = self._new_node(node.data[:cut], node.pages[:cut_ids], parent, node.start)
         upper.num_locks = node.num_locks
-        upper.last_access = node.last_access
         parent.children.put(upper.data[: self._page_bytes], upper)
         node.data, node.pages, node.parent, node.start = node.data[cut:], node.pages[cut_ids:], upper, upper.end
         upper.children.put(node.data[: self._page_bytes], node)
