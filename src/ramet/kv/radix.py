@@ -320,7 +320,8 @@ class RadixCache:
         require(node.start == parent.end and node.end == node.start + num_pages, "a node starts where its parent ends")
         require(node.num_locks <= parent.num_locks, "a lock on a node is on its ancestors")
         require(bool(node.num_locks or node.children.items or node.in_heap), "an unlocked leaf is in the heap")
-        require(bool(node.num_locks or node.last_access <= parent.last_access), "no prefix looks older than what hangs on it")
+        held = node.num_locks or parent.num_locks  # a locked node's time is set when it is unlocked
+        require(bool(held or node.last_access <= parent.last_access), "no prefix looks older than what hangs on it")
 
     def _nodes(self) -> list[_Node]:
         """All nodes but the roots; parents come before children."""
