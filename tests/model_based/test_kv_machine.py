@@ -57,7 +57,9 @@ class KVMachine(RuleBasedStateMachine):
             assert not gone & self._locked_pages(), "a page in use was evicted"
             self.known = {prefix: page for prefix, page in self.known.items() if page not in gone}
             for namespace, tokens in self.known:
-                assert len(tokens) == self.size or (namespace, tokens[: -self.size]) in self.known, "a prefix went before its suffix"
+                assert len(tokens) == self.size or (namespace, tokens[: -self.size]) in self.known, (
+                    "a prefix went before its suffix"
+                )
             return pages
 
         return watched
@@ -267,7 +269,12 @@ class NullMachine(KVMachine):
 def test_random_walks_keep_every_invariant(machine, num_walks):
     machine.num_steps = 0
     walk = settings(
-        max_examples=num_walks, stateful_step_count=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=num_walks,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=walk)
     assert machine.num_steps >= 20 * num_walks, "the walks hardly moved"

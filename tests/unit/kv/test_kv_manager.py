@@ -303,6 +303,18 @@ def test_a_fork_shares_whole_pages_and_copies_one(cache):
     assert rig.manager.stats().num_private_pages == 0
 
 
+def test_a_copy_of_a_copy_comes_after_it(cache):
+    rig = Rig(16, 4, cache)
+    parent = rig.admit(ids(1, 7))
+    rig.compute(parent)
+    child, grandchild = make_sequence(ids(1, 7)), make_sequence(ids(1, 7))
+    assert rig.manager.fork(parent, child)
+    assert rig.manager.fork(child, grandchild)
+    copies = rig.manager.take_page_copies()
+    assert copies.src.tolist() == [parent.pages[1], child.pages[1]]
+    assert copies.dst.tolist() == [child.pages[1], grandchild.pages[1]]
+
+
 @pytest.mark.parametrize(("length", "whole", "tail"), [(1, 0, 0), (3, 0, 2), (4, 0, 3), (5, 1, 0), (9, 2, 0), (10, 2, 1)])
 def test_a_fork_may_begin_anywhere_in_its_parent(cache, length, whole, tail):
     rig = Rig(16, 4, cache)

@@ -104,6 +104,16 @@ def test_the_heap_is_never_larger_than_the_tree():
         cache.check([])
 
 
+def test_a_leaf_that_got_children_while_in_the_heap_outlives_them():
+    cache = RadixCache(1)
+    cache.unlock(store(cache, [1]))
+    locks = [cache.lock(cache.match(key([1]))) for _ in range(2)]  # two, so that it gets children instead of growing
+    for child, lock in enumerate(locks, start=2):
+        cache.unlock(cache.insert(key([1, child]), np.array([child], np.int32), lock).lock)
+    cache.check([])
+    assert [int(cache.evict(1)[0]) for _ in range(3)] == [2, 3, 0]
+
+
 def test_the_order_of_eviction_is_the_order_of_use():
     """Against a plain list: 200 leaves, touched in random order, go in the order of their last use."""
     rng = np.random.default_rng(1)
