@@ -184,6 +184,8 @@ def _check_switches(config: Fields) -> None:
 
 def _rope(config: Fields, family: Family, head_dim: int) -> RopeSpec:
     """Rotary angles from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
+    if config.has("rope_parameters") and config.has("rope_scaling"):
+        raise config.fail("rope_scaling", "stands beside rope_parameters; it is not clear which one counts")
     parameters = config.mapping("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     theta = (parameters if parameters.has("rope_theta") else config).number("rope_theta", family.default_theta)
     kind = parameters.text("rope_type", parameters.text("type", "default"))

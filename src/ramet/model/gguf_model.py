@@ -148,6 +148,8 @@ def _check_switches(fields: Fields, architecture: str) -> None:
         key = f"{architecture}.{name}"
         if fields.has(key) and fields.raw(key) != neutral:
             raise fields.fail(key, f"{fields.raw(key)!r} is not supported; only {neutral!r} is")
+    if fields.has("split.count") and (parts := fields.integer("split.count")) > 1:
+        raise fields.fail("split.count", f"says this is one of {parts} files; join them with gguf-split --merge")
     key = f"{architecture}.attention.sliding_window"
     if fields.has(key) and 0 < fields.integer(key, low=0) < fields.integer(f"{architecture}.context_length"):
         raise fields.fail(key, f"of {fields.raw(key)} tokens is in use, which is not supported")

@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ramet.config import Dtype, Quantization
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import GROUP, Weight, WeightFormat
@@ -30,9 +30,6 @@ __all__ = ["as_float32", "convert", "dequantize", "quantize_int4", "quantize_int
 _CHUNK_VALUES = 1 << 22  # values worked on at a time: 16 MiB of float32
 _FLOATS: Mapping[str, WeightFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _NOT_INT4 = frozenset({"embed", "head"})
-
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Quantization = Literal["int8", "int4"]
 
 
 def as_float32(format_: WeightFormat, data: npt.NDArray[np.generic]) -> Float32:

@@ -19,7 +19,7 @@ from ramet.errors import ModelError
 from ramet.kernels.backend import WeightFormat
 from ramet.model.files import few, map_file, parse_json, read_json
 
-__all__ = ["StoredTensor", "read_folder", "read_safetensors"]
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "read_folder", "read_safetensors"]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

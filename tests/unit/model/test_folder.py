@@ -91,6 +91,12 @@ def test_b164_scaling_that_is_unknown_or_incomplete(scaling: object, message: st
         load_folder(write(tmp_path, {"rope_scaling": scaling}))
 
 
+def test_two_descriptions_of_the_angles(tmp_path: Path) -> None:
+    linear, default = {"type": "linear", "factor": 2.0}, {"rope_type": "default", "rope_theta": 1e4}
+    with pytest.raises(ModelError, match="rope_scaling stands beside rope_parameters"):
+        load_folder(write(tmp_path, {"rope_scaling": linear, "rope_parameters": default}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -17,7 +17,7 @@ from ramet.model import gguf_model
 from ramet.model.folder import load_folder
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_model import load_gguf
-from ramet.model.quant import dequantize
+from ramet.model.quant import convert, dequantize
 
 LLAMA = TINY_MODELS["llama"]
 
@@ -51,8 +51,9 @@ def test_same_tensors_and_shape_as_the_folder(name: str, tmp_path: Path) -> None
             assert np.array_equal(file.tensors.vector(f"layers.{i}.k_bias"), folder.tensors.vector(f"layers.{i}.k_bias"))
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_quantised_files_compute_what_their_values_say(type_name: str, tmp_path: Path) -> None:
+def test_quantised_files_compute_what_their_values_say(type_name: str, backend: str, tmp_path: Path) -> None:
     """Against a float32 file with the values that the gguf package gives; the difference is the rounding of activations."""
     type_ = gguf.GGMLQuantizationType[type_name]
     path = write_gguf(LLAMA, tmp_path / "small.gguf", type_name=type_name)
@@ -61,15 +62,9 @@ def test_quantised_files_compute_what_their_values_say(type_name: str, tmp_path:
     assert np.array_equal(dequantize(small.tensors.matrix("layers.1.down")), values["blk.1.ffn_down.weight"])
     assert np.array_equal(dequantize(small.tensors.matrix("embed")), values["token_embd.weight"])
     tokens = list(range(30, 60))
-    rough = OneSequence(small, make_backend("reference")).feed(tokens)
-    exact = OneSequence(_dequantized(small), make_backend("reference")).feed(tokens)
+    rough = OneSequence(small, make_backend(backend, threads=1)).feed(tokens)
+    exact = OneSequence(convert(small, "float32", None), make_backend(backend, threads=1)).feed(tokens)
     assert np.linalg.norm(rough - exact) / np.linalg.norm(exact) < {"F16": 1e-6, "BF16": 1e-6}.get(type_name, 0.03)
-
-
-def _dequantized(checkpoint: Any) -> Any:
-    from ramet.model.quant import convert
-
-    return convert(checkpoint, "float32", None)
 
 
 def test_b167_descriptive_keys_may_be_absent(edited: Any) -> None:
@@ -113,6 +108,7 @@ def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
         ({"llama.rope.scaling.type": "linear"}, r"rope\.scale_linear is missing"),
         ({"llama.expert_count": 8}, r"llama\.expert_count 8 is not supported; only 0"),
         ({"llama.attention.sliding_window": 128}, "of 128 tokens is in use"),
+        ({"split.count": 3}, "one of 3 files; join them"),
         ({"llama.logit_scale": 2.0}, r"llama\.logit_scale 2\.0 is not supported"),
         ({"tokenizer.ggml.eos_token_id": 304}, r"tokenizer\.ggml\.eos_token_id is 304, but the vocabulary has 304"),
         ({"tokenizer.ggml.bos_token_id": 2**32 - 1}, r"bos_token_id is 4294967295"),

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from one_sequence import OneSequence
+from tiny_models import TINY_MODELS, write_folder, write_gguf
+
+from ramet.kernels.backend import Weight
+from ramet.kernels.registry import make_backend
+from ramet.model.decoder import Decoder
+from ramet.model.folder import load_folder
+from ramet.model.gguf_model import load_gguf
+from ramet.model.spec import Checkpoint
+
+
+def checkpoint_of(name: str, tmp_path: Path) -> Checkpoint:
+    return load_folder(write_folder(TINY_MODELS[name], tmp_path, tokenizer=False))
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    Decoder(checkpoint_of("llama3", tmp_path), make_backend("cpu", threads=1), lambda *news: seen.append(news))
+    assert seen == [("packing weights", i, 4) for i in (1, 2, 3, 4)]
+
+
+def test_tied_head_shares_the_packed_embedding(tmp_path: Path) -> None:
+    backend = make_backend("cpu", threads=1)
+    tied, untied = (Decoder(checkpoint_of(name, tmp_path / name), backend) for name in ("qwen2", "llama"))
+    table = backend.pack([Weight("f32", TINY_MODELS["llama"].tensors["lm_head.weight"])]).nbytes
+    assert untied.nbytes - tied.nbytes == table
+
+
+def test_unpacked_weights_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = load_gguf(write_gguf(TINY_MODELS["llama"], tmp_path / "m.gguf", type_name="Q4_1"))
+    unpacked: list[weakref.ref[npt.NDArray[np.generic]]] = []
+    matrix = checkpoint.tensors.matrix
+
+    def watched(name: str) -> Weight:
+        weight = matrix(name)
+        unpacked.append(weakref.ref(weight.data))
+        return weight
+
+    monkeypatch.setattr(checkpoint.tensors, "matrix", watched)
+    decoder = Decoder(checkpoint, make_backend("cpu", threads=1))
+    gc.collect()
+    assert len(unpacked) == 2 * 7 + 2
+    assert [ref for ref in unpacked if ref() is not None] == []
+    assert decoder.nbytes > 0
+
+
+def test_logits_of_a_row_do_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    sequence = OneSequence(checkpoint_of("qwen3", tmp_path), make_backend("cpu", threads=1))
+    hidden = np.random.default_rng(1).standard_normal((9, 64)).astype(np.float32)
+    together = sequence.decoder.logits(hidden)
+    assert together.shape == (9, 304)
+    for rows in (slice(0, 1), slice(3, 8), slice(0, 9, 2)):
+        assert np.array_equal(sequence.decoder.logits(hidden[rows]).view(np.uint32), together[rows].view(np.uint32))
+
+
+def test_no_rows_no_logits(tmp_path: Path) -> None:
+    sequence = OneSequence(checkpoint_of("llama", tmp_path), make_backend("cpu", threads=1))
+    assert sequence.decoder.logits(np.empty((0, 64), np.float32)).shape == (0, 304)
