@@ -6,7 +6,8 @@ Quantisation is by groups of 32 inputs, in the formats of ``kernels.backend.Weig
 * int4: minimum = min w, scale = (max w - min w) / 15; code = (w - minimum) / scale, half to even, 0 to 15. The embedding and
   the output projection become int8 instead: they are where four bits cost the most, and a fraction of the work.
 
-Scales and minima are rounded to float16 first, and codes are chosen for the rounded values. Norms and biases stay float32.
+Scales and minima are rounded to float16 first, and codes are chosen for the rounded values; a group whose scale is under half
+of float16's least (6e-8) becomes constant. Norms and biases stay float32.
 """
 
 from __future__ import annotations
