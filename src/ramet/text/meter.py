@@ -14,9 +14,11 @@ MAX_SECONDS = 0.75
 MAX_SIZE = 8_000_000
 MAX_TOTAL = 32_000_000
 _TOTAL_PER_INPUT = 64
+_ITEM = 8  # what an item of a list weighs beside its own size, in characters
 
 _DIGITS = re.compile(r"\d+")
-_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
+_BRACE_FIELD = re.compile(r"\{[^{}]*:([^{}]*\{?)")
 
 
 class TooMuch(Exception):
@@ -26,8 +28,8 @@ class TooMuch(Exception):
 class Meter:
     """Counts one rendering. Every method raises ``TooMuch`` where a bound is passed.
 
-    Sizes count characters and items, nested ones each time they appear, so that a list of lists that share their
-    items weighs what its text would. Templates cannot change a list or a dict, so a size once counted stays true.
+    Sizes count characters, and eight for an item; nested ones each time they appear, so that a list of lists that share
+    their items weighs what its text would. Templates cannot change a list or a dict, so a size once counted stays true.
     """
 
     def __init__(self, clock: Clock, variables: Mapping[str, object]) -> None:
@@ -60,7 +62,13 @@ class Meter:
             self._charge(len(value))
         elif isinstance(value, Collection) and not isinstance(value, range):
             self.allow(self.size(value))
-            self._charge(len(value))
+            self._charge(_ITEM * len(value))
+
+    def joined(self, left: object, right: object, result: object) -> None:
+        """``result`` is ``left + right``: weighed by its parts, so that growing a list item by item stays linear."""
+        if isinstance(result, list | tuple):
+            self._sizes[id(result)] = (result, self.size(left) + self.size(right))
+        self.made(result)
 
     def written(self, value: object) -> None:
         """A value that is about to become text."""
@@ -70,7 +78,7 @@ class Meter:
         self.tick()
 
     def size(self, value: object) -> int:
-        """Characters and items of a value, nested ones too."""
+        """Weight of a value and all in it."""
         if isinstance(value, str):
             return len(value)
         if isinstance(value, int):
@@ -81,27 +89,28 @@ class Meter:
         known = self._sizes.get(id(value))
         if known is not None:
             return known[1]
+        self.allow(_ITEM * len(value))
         items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-        size = 1 + len(value) + sum(map(self.size, items))
+        size = 1 + _ITEM * len(value) + sum(map(self.size, items))
         self._sizes[id(value)] = (value, size)  # the value itself too, lest its id be given to another
         return size
 
     def _charge(self, size: int) -> None:
         self._total += size
         if self._total > self._max_total:
-            raise TooMuch(f"its values have over {self._max_total} characters and items together")
+            raise TooMuch(f"its values have over {self._max_total} characters together")
 
     # What an operation may give, asked before it is done
 
     def before_operator(self, operator: str, left: Any, right: Any) -> None:
         """``left operator right`` for operators that can make much of little."""
         if operator == "%" and isinstance(left, str):
-            self._before_format(left, "%", right)
+            self._before_format(left, _PERCENT_FIELD, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self.allow(left.bit_length() * max(right, 0))
         elif operator == "*":
             self.allow(_product(left, right))
-        elif operator == "+" and isinstance(left, Collection) and isinstance(right, Collection):
+        elif operator == "+" and isinstance(left, str) and isinstance(right, str):
             self.allow(len(left) + len(right))
 
     def before_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -112,7 +121,7 @@ class Meter:
             return args
         match method.__name__:
             case "format":
-                self._before_format(text, "{", (args, kwargs))
+                self._before_format(text.replace("{{", "").replace("}}", ""), _BRACE_FIELD, (args, kwargs))
             case "format_map" | "translate":
                 raise TooMuch(f"it calls str.{method.__name__}, which is not offered")
             case "center" | "ljust" | "rjust" | "zfill":
@@ -133,12 +142,14 @@ class Meter:
     def before_join(self, separator: str, values: list[Any]) -> None:
         self.allow(len(separator) * len(values) + sum(map(self.size, values)))
 
-    def _before_format(self, pattern: str, mark: str, values: object) -> None:
-        """Bounds a formatted text: its pattern, each value as often as there are fields, and every width."""
-        if (mark == "%" and "*" in pattern) or (mark == "{" and _NESTED_FIELD.search(pattern)):
+    def _before_format(self, pattern: str, field: re.Pattern[str], values: object) -> None:
+        """Bounds a formatted text: its pattern, every width, and all values as often as there are fields."""
+        specs = field.findall(pattern)
+        if any("*" in spec or spec.endswith("{") for spec in specs):
             raise TooMuch("it takes the width of a field from a value, which is not offered")
-        widths = sum(int(digits[:9]) for digits in _DIGITS.findall(pattern))
-        self.allow(len(pattern) + widths + pattern.count(mark) * self.size(values))
+        widths = sum(int(digits[:9]) for spec in specs for digits in _DIGITS.findall(spec))
+        num_fields = pattern.count("%" if field is _PERCENT_FIELD else "{")
+        self.allow(len(pattern) + widths + num_fields * self.size(values))
 
 
 def _product(left: Any, right: Any) -> int:

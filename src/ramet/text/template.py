@@ -7,8 +7,8 @@ A template comes with a model file, so it is a stranger's program. Three walls s
 * **Time.** Each turn of a loop, call, filter, test, comparison and output looks at the clock; after ``MAX_SECONDS`` the rendering
   ends. What happens between two looks is bounded by the sizes below.
 * **Size.** Strings and lists are measured where they are made: before the operation where a small input can give a
-  large result, else after it. One value has at most ``MAX_SIZE`` characters and items, nested ones counted each time
-  they appear; all of a rendering's together at most ``MAX_TOTAL`` and 64 times its input.
+  large result, else after it. One value has at most ``MAX_SIZE`` characters, an item counting as eight and nested ones each
+  time they appear; all of a rendering's together at most ``MAX_TOTAL`` and 64 times its input.
 
 Filters whose result can outgrow their input and that no chat template needs (``center``, ``batch``, ``wordwrap`` ...) are
 left out; a template that uses one is refused when it is compiled.
@@ -306,6 +306,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         metered = _Metered().visit(source).set_environment(self)
         return super()._generate(metered, *args, **kwargs)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            return self.unsafe_undefined(obj, attribute)  # an object that lacks it now may have it in another release
+        return super().getattr(obj, attribute)
+
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is unsafe")
 
@@ -313,7 +318,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         meter = _meter.get()
         meter.before_operator(operator, left, right)
         result = super().call_binop(context, operator, left, right)
-        meter.made(result)
+        if operator == "+":
+            meter.joined(left, right, result)
+        else:
+            meter.made(result)
         return result
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # as the sandbox
