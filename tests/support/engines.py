@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ramet.config import SchedulerConfig
 from ramet.core.batch import Batch
-from ramet.core.output import SequenceUpdate
+from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.request import Request
 from ramet.core.sampling import SamplingParams
 from ramet.engine.engine import Engine
@@ -28,14 +28,15 @@ CACHES: Mapping[str, Callable[[int], PrefixCache]] = {"radix": RadixCache, "hash
 VOCAB_SIZE = 50
 EOS_IDS = frozenset({1, 2})
 
+Logprob = tuple[int, float, int, tuple[int, ...], tuple[float, ...]]
+
 
 @dataclass
 class Answer:
     """What has been told of one sequence."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[tuple[int, float, int]] = field(default_factory=list)
-    prompt_logprobs: list[tuple[int, float, int]] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_token_id: int | None = None
     error: str | None = None
@@ -44,15 +45,18 @@ class Answer:
     def take(self, update: SequenceUpdate) -> None:
         assert self.finish_reason is None, "news of a sequence after its end"
         self.token_ids += update.new_token_ids
-        self.logprobs += [(one.token_id, one.logprob, one.rank) for one in update.logprobs]
-        self.prompt_logprobs += [(one.token_id, one.logprob, one.rank) for one in update.prompt_logprobs]
+        self.logprobs += map(plain, update.logprobs)
         self.finish_reason, self.stop_token_id, self.error = update.finish_reason, update.stop_token_id, update.error
         self.num_cached_tokens = update.num_cached_tokens
 
     @property
     def result(self) -> tuple[object, ...]:
         """All that must not depend on what else happened."""
-        return self.token_ids, self.logprobs, self.prompt_logprobs, self.finish_reason, self.stop_token_id
+        return self.token_ids, self.logprobs, self.finish_reason, self.stop_token_id
+
+
+def plain(one: TokenLogprobs) -> Logprob:
+    return one.token_id, one.logprob, one.rank, tuple(one.top_ids.tolist()), tuple(one.top_logprobs.tolist())
 
 
 class Bench:
@@ -76,6 +80,7 @@ class Bench:
         self.scheduler = Scheduler(self.config, self.kv, make_policy(self.config.policy, self.kv))
         self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, VOCAB_SIZE, max_model_len, EOS_IDS, seed)
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
+        self.prompt_logprobs: dict[str, list[Logprob]] = defaultdict(list)  # of a request, whichever of its answers told them
         self.requests: dict[str, Request] = {}
 
     def submit(self, prompt: list[int], *, request_id: str | None = None, priority: int = 0, **sampling: Any) -> str:
@@ -97,6 +102,7 @@ class Bench:
         updates = self.engine.finish_step()
         for update in updates:
             self.answers[update.request_id, update.index].take(update)
+            self.prompt_logprobs[update.request_id] += map(plain, update.prompt_logprobs)
         self.audit()
         return updates
 
@@ -125,14 +131,23 @@ class Bench:
         assert stats.kv.num_private_pages == stats.kv.num_locked_pages == 0
 
     def check_against_cold(self) -> None:
-        """Every finished answer has the bits of a run alone."""
-        for (request_id, index), answer in self.answers.items():
-            if answer.finish_reason in ("stop", "length"):
-                assert answer.result == cold(self.requests[request_id])[index], f"{request_id}, answer {index}"
+        """Every answer has the bits of a run alone; one that was aborted, the beginning of them."""
+        for request_id, request in self.requests.items():
+            alone = cold(request)
+            answers = [self.answers[request_id, index] for index in range(request.sampling.n)]
+            for index, answer in enumerate(answers):
+                expected = alone.answers["request-0", index]
+                if answer.finish_reason in ("stop", "length"):
+                    assert answer.result == expected.result, f"{request_id}, answer {index}"
+                else:
+                    assert answer.token_ids == expected.token_ids[: len(answer.token_ids)], f"{request_id}, answer {index}"
+            told, expected_told = self.prompt_logprobs[request_id], alone.prompt_logprobs["request-0"]
+            is_whole = any(answer.finish_reason in ("stop", "length") for answer in answers)
+            assert told == (expected_told if is_whole else expected_told[: len(told)]), request_id
 
 
-def cold(request: Request) -> list[tuple[object, ...]]:
-    """The n results of a request alone in an empty engine without a cache, its prompt computed at once."""
+def cold(request: Request) -> Bench:
+    """What a request gives alone in an empty engine without a cache, its prompt computed at once."""
     total = len(request.prompt) + request.max_tokens
     alone = Bench(
         cache="null",
@@ -142,9 +157,8 @@ def cold(request: Request) -> list[tuple[object, ...]]:
         chunked_prefill_size=None,
         max_batch_tokens=4096,
     )
-    sampling = {name: getattr(request.sampling, name) for name in request.sampling.__slots__}
-    sampling |= {"seed": request.seed, "max_tokens": request.max_tokens}
-    request_id = alone.submit(request.prompt.tolist(), **sampling)
+    sampling = {f.name: getattr(request.sampling, f.name) for f in fields(request.sampling)}
+    alone.submit(request.prompt.tolist(), **sampling | {"seed": request.seed, "max_tokens": request.max_tokens})
     alone.run()
     alone.check_idle()
-    return [alone.answers[request_id, index].result for index in range(request.sampling.n)]
+    return alone

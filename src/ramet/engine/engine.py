@@ -88,8 +88,6 @@ class Engine:
         """
         self._check_alive()
         ids = self._limits.check_prompt(prompt)
-        if self._scheduler.is_full:
-            raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
         request = self._request(ids, sampling, request_id, namespace, priority)
         self._scheduler.add(self._sequences(request))
         return request.request_id
@@ -190,7 +188,7 @@ class Engine:
     def _request(
         self, prompt: Int32, sampling: SamplingParams, request_id: RequestId | None, namespace: Namespace, priority: int
     ) -> Request:
-        """Check what is left to check and give the request its name, seed and bounds. Changes nothing before it returns."""
+        """Check what is left to check and give the request its name, seed and bounds."""
         sampling.check_vocabulary(self._limits.vocab_size)
         check_priority(priority)
         max_tokens = self._limits.max_tokens(len(prompt), sampling)
@@ -199,6 +197,8 @@ class Engine:
         check_request_id(request_id)
         if request_id in self._open:
             raise InvalidRequest(f"request_id {request_id!r} is in use; give each request its own", "request_id")
+        if self._scheduler.is_full:
+            raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
         self._num_requests += 1
         stops = frozenset(sampling.stop_token_ids or ())
         return Request(

@@ -72,8 +72,9 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """As many requests wait as may wait."""
-        return len({seq.request.request_id for seq in self._waiting}) >= self._config.max_queued_requests
+        """As many requests wait to begin as may wait. Those preempted, and more answers to one that runs, do not count."""
+        num_waiting = sum(1 for seq in self._waiting if seq.index == 0 and not seq.num_preemptions)
+        return num_waiting >= self._config.max_queued_requests
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The sequence, while it is not finished."""
@@ -102,12 +103,13 @@ class Scheduler:
             self._follow(seq, leader)
 
     def fork(self, parent: Sequence, seqs: list[Sequence]) -> None:
-        """Queue sequences whose tokens are those of ``parent`` now; they take over its KV where there is room."""
+        """Queue one request's sequences, whose tokens are ``parent``'s now; they take over its KV where there is room."""
+        if seqs[0].request.sampling.prompt_logprobs is not None:
+            self.add(seqs)  # the first has to compute its whole prompt, which a fork would skip
+            return
         for seq in seqs:
             self._sequences[seq.seq_id] = seq
-            if seq.request.sampling.prompt_logprobs is not None:
-                self._wait(seq)  # has to compute its whole prompt: a fork would skip it
-            elif parent.num_in_flight_tokens or parent.num_computed_tokens < parent.num_prompt_tokens:
+            if parent.num_in_flight_tokens or parent.num_computed_tokens < parent.num_prompt_tokens:
                 self._follow(seq, parent)
             else:
                 self._branch(seq, parent)
@@ -274,7 +276,7 @@ class Scheduler:
         if seq.num_in_flight_tokens:
             return
         self._kv.commit(seq)
-        if seq.num_computed_tokens >= seq.num_prompt_tokens:
+        if seq.num_computed_tokens >= seq.num_prompt_tokens and not seq.is_finished:
             for follower in self._take_followers(seq):
                 self._branch(follower, seq)
 

@@ -1,0 +1,96 @@
+"""From sequences to arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ramet.core.batch import PageCopies
+from ramet.core.ids import IntBuffer
+from ramet.core.request import Request, Sequence
+from ramet.core.sampling import SamplingParams
+from ramet.schedule.build import Chunk, build_batch
+
+NO_COPIES = PageCopies(*(np.empty(0, np.int32),) * 3)
+
+
+def sequence(seq_id: int, prompt: list[int], output: list[int], pages: list[int], **sampling: Any) -> Sequence:
+    params = SamplingParams(**sampling)
+    request = Request(f"r{seq_id}", np.array(prompt, np.int32), params, seed=2**64 - 1, max_tokens=9, stop_ids=frozenset({4, 3}))
+    return Sequence(
+        seq_id,
+        request,
+        index=seq_id % 3,
+        tokens=IntBuffer(prompt + output),
+        num_prompt_tokens=len(prompt),
+        pages=IntBuffer(pages),
+    )
+
+
+def test_a_mixed_batch_is_laid_out_row_by_row() -> None:
+    decode = sequence(7, [5, 6, 7], [8, 9], [3, 1])
+    chunk = sequence(8, [20, 21, 22, 23, 24, 25], [], [5, 0])
+    whole = sequence(9, [30, 31], [], [2, 9])  # a page more than its chunk needs
+    chunks = [Chunk(decode, 4, 1, True), Chunk(chunk, 2, 3, False), Chunk(whole, 0, 2, True)]
+    batch = build_batch(11, 4, chunks, NO_COPIES)
+    assert (batch.step, batch.page_size, batch.num_seqs, batch.num_tokens) == (11, 4, 3, 6)
+    assert batch.seq_ids.tolist() == [7, 8, 9]
+    assert batch.query_indptr.tolist() == [0, 1, 4, 6]
+    assert batch.context_lens.tolist() == [5, 5, 2]
+    assert batch.token_ids.tolist() == [9, 22, 23, 24, 30, 31]
+    assert batch.positions.tolist() == [4, 2, 3, 4, 0, 1]
+    assert batch.slots.tolist() == [4, 22, 23, 0, 8, 9]
+    assert batch.page_indptr.tolist() == [0, 2, 4, 5]
+    assert batch.page_ids.tolist() == [3, 1, 5, 0, 2]
+    assert batch.sample_rows.tolist() == [0, 5]
+    assert batch.sampling.counter.tolist() == [5, 2], "the absolute position of the token drawn"
+    assert batch.sampling.seed.tolist() == [2**64 - 1] * 2
+    assert batch.sampling.sample_index.tolist() == [1, 0]
+    for name in ("query_indptr", "context_lens", "token_ids", "positions", "slots", "page_indptr", "page_ids", "sample_rows"):
+        assert getattr(batch, name).dtype == np.int32, name
+    assert batch.seq_ids.dtype == np.int64
+
+
+def test_a_batch_stays_what_it_was_when_its_sequences_change() -> None:
+    seq = sequence(1, [5, 6, 7], [], [3])
+    batch = build_batch(1, 4, [Chunk(seq, 0, 3, True)], NO_COPIES)
+    seq.pages.replace(0, np.array([9], np.int32))
+    seq.tokens.replace(0, np.array([40], np.int32))
+    assert (batch.page_ids.tolist(), batch.token_ids.tolist()) == ([3], [5, 6, 7])
+
+
+def test_prompt_logprob_rows_stand_before_their_targets() -> None:
+    first = sequence(1, [5, 6], [], [3])
+    seq = sequence(2, [10, 11, 12, 13, 14, 15], [], [4, 5], prompt_logprobs=2)
+    batch = build_batch(1, 4, [Chunk(first, 0, 2, True), Chunk(seq, 1, 4, False, 3, 3)], NO_COPIES)
+    # Rows of seq: position 1 is row 2. Wanted are the tokens at positions 3, 4 and 5, given by positions 2, 3 and 4.
+    assert batch.prompt_logprob_rows.tolist() == [3, 4, 5]
+    assert batch.prompt_logprob_targets.tolist() == [13, 14, 15]
+    assert batch.prompt_logprob_k.tolist() == [2, 2, 2]
+
+
+def test_sampling_parameters_row_by_row() -> None:
+    plain = sequence(0, [5, 6], [7], [0], temperature=0.0, top_k=-1)
+    rich = sequence(
+        1, [5, 6], [7], [1], temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, frequency_penalty=1.5, min_tokens=2, logprobs=4,
+        logit_bias={9: 1.5, 8: -2.0}, allowed_token_ids=[9, 5],
+    )  # fmt: skip
+    done_with_min = sequence(2, [5, 6], [7, 8], [2], repetition_penalty=1.2, min_tokens=2)
+    chunks = [Chunk(plain, 2, 1, True), Chunk(rich, 2, 1, True), Chunk(done_with_min, 3, 1, True)]
+    rows = build_batch(1, 4, chunks, NO_COPIES).sampling
+    assert rows.temperature.tolist() == [0.0, 0.5, 1.0]
+    assert rows.top_k.tolist() == [0, 3, 0]
+    assert rows.num_logprobs.tolist() == [-1, 4, -1]
+    assert (rows.bias_indptr.tolist(), rows.bias_ids.tolist(), rows.bias_values.tolist()) == ([0, 0, 2, 2], [8, 9], [-2.0, 1.5])
+    assert (rows.banned_indptr.tolist(), rows.banned_ids.tolist()) == ([0, 0, 2, 2], [3, 4])
+    assert (rows.allowed_indptr.tolist(), rows.allowed_ids.tolist()) == ([0, 0, 2, 2], [5, 9])
+    assert (rows.history_indptr.tolist(), rows.history_ids.tolist()) == ([0, 0, 3, 7], [5, 6, 7, 5, 6, 7, 8])
+    assert rows.history_prompt_lens.tolist() == [0, 2, 2]
+    assert rows.seed.dtype == np.uint64
+
+
+def test_a_batch_may_sample_nothing() -> None:
+    batch = build_batch(1, 4, [Chunk(sequence(1, [5, 6, 7], [], [3]), 0, 2, False)], NO_COPIES)
+    assert len(batch.sampling) == 0
+    assert batch.sample_rows.dtype == np.int32

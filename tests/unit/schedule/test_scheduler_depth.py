@@ -1,0 +1,90 @@
+"""Two launched steps in flight: what is in flight is data, and nothing of it is given away early."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from support.engines import CACHES, Bench
+
+MIXED = {"temperature": 0.9, "ignore_eos": True}
+
+
+def run_two_deep(bench: Bench, abort_at: dict[int, str]) -> list[int]:
+    """Keep two steps launched where there is work; returns how many were in flight at each turn."""
+    depths = []
+    for turn in range(2000):
+        if not bench.engine.has_work:
+            return depths
+        for _ in range(2 - len(bench.runner._launched)):
+            bench.engine.begin_step()
+        depths.append(len(bench.runner._launched))
+        bench.audit()
+        if turn in abort_at:
+            bench.engine.abort(abort_at[turn])
+            bench.audit()
+        bench.finish_step()
+    raise AssertionError("not done")
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_b043_b064_two_steps_in_flight_change_no_answer(cache: str, page_size: int) -> None:
+    bench = Bench(
+        cache=cache,
+        page_size=page_size,
+        num_pages=112 // page_size,
+        chunked_prefill_size=5,
+        max_batch_tokens=12,
+        max_running_seqs=4,
+    )
+    for i in range(4):
+        bench.submit([5 + i, *range(10, 22)], n=1 + i % 2, max_tokens=40, prompt_logprobs=0 if i == 2 else None, **MIXED)
+    assert max(run_two_deep(bench, {})) == 2
+    bench.check_idle()
+    bench.check_against_cold()
+    preemptions = bench.engine.stats().scheduler.num_preemptions
+    assert preemptions <= 6, "a launched step's pages come back: waiting for them preempts nobody"
+
+
+def test_b047_abort_with_two_chunks_in_flight_frees_at_the_second() -> None:
+    bench = Bench(chunked_prefill_size=4)
+    request_id = bench.submit(list(range(10, 30)), max_tokens=4, **MIXED)
+    bench.engine.begin_step()
+    bench.engine.begin_step()
+    (seq,) = bench.scheduler.sequences
+    assert seq.num_in_flight_tokens == 8
+    bench.engine.abort(request_id)
+    assert bench.finish_step() == []
+    assert len(seq.pages) == 5
+    (update,) = bench.finish_step()
+    assert update.finish_reason == "abort"
+    bench.check_idle()
+
+
+def test_aborts_in_flight_at_any_turn() -> None:
+    for turn in range(12):
+        bench = Bench(page_size=4, num_pages=24, chunked_prefill_size=5, max_batch_tokens=12, max_running_seqs=4)
+        for i in range(4):
+            bench.submit([5 + i, *range(10, 22)], n=2, max_tokens=12, request_id=f"r{i}", **MIXED)
+        run_two_deep(bench, {turn: "r0", turn + 1: "r2"})
+        bench.check_idle()
+        bench.check_against_cold()
+
+
+def test_chunks_keep_to_their_limits_and_decodes_are_never_starved() -> None:
+    bench = Bench(num_pages=400, chunked_prefill_size=16, max_batch_tokens=20, max_running_seqs=8, max_model_len=400)
+    decoding = [bench.submit([5 + i, 6, 7], max_tokens=60, **MIXED) for i in range(4)]
+    bench.step()
+    bench.submit([9 + i % 30 for i in range(300)], max_tokens=2, priority=1, **MIXED)  # ahead of all others
+    told: dict[str, int] = defaultdict(int)
+    for _ in range(19):
+        batch = bench.scheduler.schedule()
+        assert batch is not None
+        lens = batch.query_indptr[1:] - batch.query_indptr[:-1]
+        assert batch.num_tokens <= 20
+        assert lens.max() <= 16
+        bench.runner.launch(batch)
+        for update in bench.scheduler.update(bench.runner.collect()):
+            told[update.request_id] += len(update.new_token_ids)
+    assert [told[name] for name in decoding] == [19] * 4
