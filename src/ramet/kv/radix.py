@@ -87,13 +87,19 @@ class RadixCache:
         root = self._roots.get(key.namespace)
         if root is None:
             return 0
-        path, _, common = self._walk(root, key.tokens.tobytes())
+        data = key.tokens.tobytes()
+        path, near, common = self._walk(root, data)
+        if near is None:
+            _, common = self._head(path[-1], data)
         return path[-1].end * self.page_size + common
 
     def match(self, key: PrefixKey) -> Match:
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
-        path, near, common = self._walk(root, key.tokens.tobytes())
-        if near is not None and common >= self.page_size:
+        data = key.tokens.tobytes()
+        path, near, common = self._walk(root, data)
+        if near is None:
+            near, common = self._head(path[-1], data)
+        else:
             path.append(self._split(near, common // self.page_size))
             common %= self.page_size
         self._tick = tick = self._tick + 1
@@ -135,7 +141,7 @@ class RadixCache:
         held = TreeLock.consume(lock, _Node)
         data = key.tokens[start * self.page_size :].tobytes()
         path, near, common = self._walk(held, data)
-        if near is not None and common >= self.page_size:
+        if near is not None:
             path.append(self._split(near, common // self.page_size))
         last = path[-1]
         num_found = last.end - start
@@ -179,8 +185,8 @@ class RadixCache:
     def _walk(self, node: _Node, data: bytes) -> tuple[list[_Node], _Node | None, int]:
         """Follow the tokens in ``data`` down from ``node``; changes nothing.
 
-        Returns the path of nodes that agree as a whole, ``node`` first; then the child that agrees longest with what follows
-        and in how many tokens, less than all of its own.
+        Returns the path of nodes that agree as a whole, ``node`` first; then the child that goes on with at least a page, though
+        not all, of its tokens, and how many.
         """
         path = [node]
         at = 0
@@ -189,14 +195,20 @@ class RadixCache:
             first = data[at : at + page_bytes]
             child = node.children.items.get(first)
             if child is None:
-                near, common = node.children.nearest(first)
-                return path, near, common
+                break
             if not data.startswith(child.data, at):
                 return path, child, _native.common_prefix(int32_view(data[at:]), int32_view(child.data))
             at += len(child.data)
             path.append(child)
             node = child
         return path, None, 0
+
+    def _head(self, node: _Node, data: bytes) -> tuple[_Node | None, int]:
+        """Of the children of ``node``, to which ``data`` leads from the root, the one whose first page agrees longest with what
+        follows, and in how many tokens, less than a page.
+        """
+        at = node.end * self._page_bytes
+        return node.children.nearest(data[at : at + self._page_bytes]) if at < len(data) else (None, 0)
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cut ``num_pages`` off the head of ``node`` into a new parent, and return that.

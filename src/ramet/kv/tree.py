@@ -46,12 +46,15 @@ class Children(Generic[T]):
         """The item whose key shares most leading tokens with ``probe`` (a page or less), and how many; (None, 0) if none."""
         keys = self.keys
         at = bisect_left(keys, probe)
-        best, best_common = None, 0
+        size = len(probe)
+        number = int.from_bytes(probe, "big")  # as big-endian numbers, what shares the longer head differs by the smaller xor
+        nearest, least = b"", 1 << 8 * size
         for key in keys[at - 1 : at + 1] if at else keys[:1]:
-            common = _common_tokens(key, probe)
-            if common > best_common:
-                best, best_common = self.items[key], common
-        return best, best_common
+            differing = number ^ int.from_bytes(key[:size], "big")
+            if differing < least:
+                nearest, least = key, differing
+        num_common = (8 * size - least.bit_length()) // _TOKEN_BITS
+        return (self.items[nearest], num_common) if num_common > 0 else (None, 0)
 
     def put(self, key: bytes, item: T) -> None:
         """Add ``item``, in place of the one under the same key if there is one."""
@@ -114,13 +117,3 @@ def check_insert(num_tokens: int, num_pages: int, num_locked: int, page_size: in
 def int32_view(data: bytes) -> Int32:
     """int32[len(data) / 4], read-only, sharing memory."""
     return np.frombuffer(data, _INT32)
-
-
-def _common_tokens(key: bytes, probe: bytes) -> int:
-    """Tokens in the common head; a probe is no longer than a key. The lowest bit in which the two differ, as numbers, tells."""
-    if key[:TOKEN_BYTES] != probe[:TOKEN_BYTES]:
-        return 0  # by far the most frequent case
-    differing = int.from_bytes(key[: len(probe)], "little") ^ int.from_bytes(probe, "little")
-    if differing == 0:
-        return len(probe) // TOKEN_BYTES
-    return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
