@@ -196,10 +196,12 @@ def _nucleus(weights: _Float64, top_p: float) -> _Ids:
 
 
 def _draw(weights: _Float64, u: float) -> int:
-    """The first place whose cumulated weight exceeds ``u`` of the total; never one of weight 0."""
+    """The first place whose cumulated weight exceeds ``u`` of the total.
+
+    It exists and its weight is not 0: u is at most 1 - 2**-53, so u * total is below the total even after rounding.
+    """
     reached = weights.cumsum()
-    last = reached.searchsorted(reached[-1])  # where rounding takes u * total to the total itself
-    return int(min(reached.searchsorted(u * reached[-1], side="right"), last))
+    return int(reached.searchsorted(u * reached[-1], side="right"))
 
 
 def _best_ids(logits: Float32 | _Float64, count: int) -> _Ids:

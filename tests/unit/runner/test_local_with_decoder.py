@@ -27,7 +27,7 @@ def bits(found: TokenLogprobs) -> tuple:
 @pytest.fixture(scope="module", params=["reference", "cpu"])
 def decoder(request, tmp_path_factory):
     try:
-        backend = make_backend(request.param)
+        backend = make_backend(request.param, threads=1)
     except ConfigError as error:
         pytest.skip(str(error))
     folder = write_folder(TINY_MODELS["llama"], tmp_path_factory.mktemp("model") / "llama", tokenizer=False)

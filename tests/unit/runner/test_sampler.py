@@ -169,7 +169,7 @@ def test_an_exception_in_a_row_fails_it_alone(monkeypatch):  # B190
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
 @pytest.mark.parametrize("logits", [[-1000, 0, -1000, 0.1, -1000], [0.1] * 5, [-700, -690, 0, -690, -700]])
 def test_edges_of_the_draw(monkeypatch, u, logits):
-    """The draw never gives a token whose probability is 0, not even where u * total rounds to the total."""
+    """The draw never gives a token whose probability is 0, at either end."""
     monkeypatch.setattr(sampler, "uniform", lambda *key: u)
     for row in ({}, {"top_p": 0.9999}, {"top_k": 4}, {"banned": [0, 4]}):
         token_id = one(logits, **row).token_id
@@ -218,6 +218,17 @@ def test_uniform_is_philox_of_seed_index_and_position(seed, index, position):
 def test_each_of_seed_index_and_position_matters():
     numbers = {uniform(s, i, p) for s in (0, 1, 2**64 - 1) for i in (0, 1) for p in (0, 1, 4096)}
     assert len(numbers) == 18
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 127), st.integers(1, 2**31))
+def test_the_draw_is_that_number_s_place_among_equals(seed, index, position):
+    token_id = one([0.0] * 1000, seed=seed, sample_index=index, counter=position).token_id
+    assert token_id == int(uniform(seed, index, position) * 1000)
+
+
+@given(st.floats(1, 2**20))
+def test_the_largest_random_number_of_a_total_is_below_it(total):
+    assert (1 - 2.0**-53) * total < total
 
 
 # --- distributions -------------------------------------------------------------------------------------------------------
