@@ -8,10 +8,9 @@ from typing import Any
 from jinja2 import nodes
 
 from ramet.core.ports import Clock
-from ramet.errors import InvalidRequest, ModelError
+from ramet.errors import InvalidRequest
 from ramet.text.messages import MessageRules, plain_data, plain_messages, plain_tools
 from ramet.text.template import CompiledTemplate
-from ramet.text.vocabulary import ChatTemplateSource
 
 __all__ = ["ChatTemplate", "check_variables"]
 
@@ -32,7 +31,7 @@ class ChatTemplate:
 
     def __init__(
         self,
-        source: ChatTemplateSource | None,
+        source: str | Mapping[str, str] | None,
         bos_token: str | None = None,
         eos_token: str | None = None,
         *,
@@ -114,16 +113,8 @@ def check_variables(variables: object) -> dict[str, Any]:
     return copied
 
 
-def _by_name(source: ChatTemplateSource | None) -> dict[str, str]:
-    if source is None:
-        return {}
-    if isinstance(source, str):
-        return {"default": source}
-    named = source.items() if isinstance(source, Mapping) else ((one.get("name"), one.get("template")) for one in source)
-    found = dict(named)
-    if not all(isinstance(name, str) and isinstance(text, str) for name, text in found.items()):
-        raise ModelError('chat_template is a string, or a list of {"name": ..., "template": ...}')
-    return {str(name): str(text) for name, text in found.items()}
+def _by_name(source: str | Mapping[str, str] | None) -> Mapping[str, str]:
+    return {"default": source} if isinstance(source, str) else source or {}
 
 
 def _rules(syntax: nodes.Template) -> MessageRules:

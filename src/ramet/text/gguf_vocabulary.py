@@ -87,7 +87,6 @@ def vocabulary_of_gguf(metadata: Mapping[str, object]) -> Vocabulary:
         eos_ids=known_eos,
         prefix=_affix(metadata, "add_bos_token", bos_id, default=pre.add_bos and bos_id is not None),
         suffix=_affix(metadata, "add_eos_token", known_eos[0] if known_eos else None, default=False),
-        chat_template=_chat_template(metadata),
     )
 
 
@@ -177,14 +176,3 @@ def _affix(metadata: Mapping[str, object], key: str, token_id: int | None, *, de
     if token_id is None:
         raise ModelError(f"{_KEY}{key} is true but {_KEY}{key[4:]}_id is missing")
     return (token_id,)
-
-
-def _chat_template(metadata: Mapping[str, object]) -> str | dict[str, str] | None:
-    """The file's chat template; where it has further ones (``tokenizer.chat_template.tool_use``), all by name."""
-    stem = "tokenizer.chat_template"
-    default = metadata.get(stem)
-    found = {key[len(stem) + 1 :]: text for key, text in metadata.items() if key.startswith(stem + ".")}
-    named = {name: text for name, text in found.items() if isinstance(text, str)}
-    if isinstance(default, str) and not named:
-        return default
-    return ({"default": default} if isinstance(default, str) else {}) | named or None

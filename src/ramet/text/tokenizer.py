@@ -12,7 +12,7 @@ from ramet.errors import InvalidRequest
 from ramet.text.gguf_vocabulary import vocabulary_of_gguf
 from ramet.text.tokenizer_json import vocabulary_of_file
 from ramet.text.utf8 import Utf8Text
-from ramet.text.vocabulary import ChatTemplateSource, Vocabulary
+from ramet.text.vocabulary import Vocabulary
 
 __all__ = ["Tokenizer"]
 
@@ -65,11 +65,6 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         """Text of the main EOS, as chat templates want it."""
         return self.token_text(self.eos_ids[0]) if self.eos_ids else None
-
-    @property
-    def chat_template(self) -> ChatTemplateSource | None:
-        """Source of the chat template(s) that came with the vocabulary."""
-        return self._vocabulary.chat_template
 
     @property
     def leading_spaces(self) -> int:

@@ -44,7 +44,6 @@ def vocabulary_of_file(path: str | Path, config: Mapping[str, Any]) -> Vocabular
         prefix=_affix(config, "add_bos_token", bos_id, prefix, path),
         suffix=_affix(config, "add_eos_token", eos_id, suffix, path),
         leading_spaces=leading_spaces,
-        chat_template=config.get("chat_template"),
     )
 
 

@@ -7,16 +7,12 @@ bytes, joined, less at most ``leading_spaces`` spaces in front. Everything that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import tokenizers
 
-__all__ = ["ChatTemplateSource", "Vocabulary", "byte_level_bytes", "byte_token", "special_affixes"]
-
-ChatTemplateSource: TypeAlias = str | Mapping[str, str] | Sequence[Mapping[str, str]]
-"""A template; or several by name; or several as a list of ``{"name": ..., "template": ...}``."""
+__all__ = ["Vocabulary", "byte_level_bytes", "byte_token", "special_affixes"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -36,7 +32,6 @@ class Vocabulary:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     leading_spaces: int = 0
-    chat_template: ChatTemplateSource | None = None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -65,9 +65,9 @@ def test_prompts_are_those_of_mistral(shared: Path, name: str) -> None:
     assert template(TEMPLATES["mistral"]).render(sample["messages"], sample["tools"]) == expected
 
 
-def test_the_demo_models_template_and_tokenizer(demo: Tokenizer) -> None:
-    assert demo.chat_template == TEMPLATES["demo"]
-    chat = ChatTemplate(demo.chat_template, demo.bos_token, demo.eos_token, clock=Seconds())
+def test_the_demo_models_template_and_tokenizer(demo_metadata: dict[str, object], demo: Tokenizer) -> None:
+    assert demo_metadata["tokenizer.chat_template"] == TEMPLATES["demo"]
+    chat = ChatTemplate(TEMPLATES["demo"], demo.bos_token, demo.eos_token, clock=Seconds())
     ids = demo.encode_chat(chat.render([say("hi")]))
     assert ids[:2] == [1, 9690]
     assert ids[-4:] == demo.encode("<|im_start|>assistant\n")
@@ -82,12 +82,8 @@ def test_no_template_is_told_and_none_is_guessed() -> None:
         template(None).render([say("hi")])
 
 
-@pytest.mark.parametrize(
-    "source",
-    [{"default": "D", "tool_use": "T"}, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]],
-)
-def test_named_templates(source: Any) -> None:
-    chat = template(source)
+def test_named_templates() -> None:
+    chat = template({"default": "D", "tool_use": "T"})
     assert chat.render([say("a")]) == "D"
     assert chat.render([say("a")], []) == "D"
     assert chat.render([say("a")], [{"type": "function"}]) == "T"
@@ -99,7 +95,7 @@ def test_named_templates_without_a_default() -> None:
         template({"tool_use": "T"}).render([say("a")])
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x|nope }}", "{{ '", "{% for %}", {"default": 3}, [{"name": "default"}]])
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x|nope }}", "{{ '", "{% for %}", {"tool_use": "{% if %}"}])
 def test_bad_templates_are_model_errors(source: Any) -> None:
     with pytest.raises(ModelError, match="template"):
         template(source)

@@ -98,7 +98,6 @@ def test_the_demo_vocabulary_loads_fast_and_gives_known_ids(demo_metadata: dict[
     assert demo.encode("<|im_start|>user\n") == [1, 4093, 198]
     assert (demo.vocab_size, demo.bos_id, demo.eos_ids) == (49152, 1, (2,))
     assert (demo.bos_token, demo.eos_token) == ("<|im_start|>", "<|im_end|>")
-    assert isinstance(demo.chat_template, str)
 
 
 def hard_texts(shared: Path) -> list[str]:
@@ -308,13 +307,6 @@ def test_optional_keys_may_be_absent() -> None:
     assert bare.encode("a</s>") == [ord("a"), EOS]
     more = Tokenizer.from_gguf(gguf(eot_token_id=BOS, eom_token_id=EOS))
     assert more.eos_ids == (EOS, BOS)
-
-
-def test_chat_templates_of_gguf() -> None:
-    assert SMALL.chat_template is None
-    assert Tokenizer.from_gguf(gguf() | {"tokenizer.chat_template": "x"}).chat_template == "x"
-    both = gguf() | {"tokenizer.chat_template": "x", "tokenizer.chat_template.tool_use": "y"}
-    assert Tokenizer.from_gguf(both).chat_template == {"default": "x", "tool_use": "y"}
 
 
 @pytest.mark.parametrize(
