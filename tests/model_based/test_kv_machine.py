@@ -23,7 +23,12 @@ from ramet.kv.null import NullCache
 from ramet.kv.pool import PagePool
 from ramet.kv.radix import RadixCache
 
-_TOKENS = st.integers(0, 1)  # two tokens only, so that prompts share heads all the time
+_TOKENS = st.integers(0, 1)
+# Prompts are heads of these, so that they meet often and part at all kinds of places, and a drawn tail of up to two tokens.
+_LINES = [[0] * 20, [0] * 6 + [1] * 14, [0] * 3 + [1, 0] * 8, [1] * 20]
+_PROMPTS = st.builds(
+    lambda line, length, tail: line[:length] + tail, st.sampled_from(_LINES), st.integers(1, 18), st.lists(_TOKENS, max_size=2)
+)
 _NAMESPACES = [Namespace(), Namespace(salt="b")]
 _MAX_TOKENS = 24
 
@@ -37,7 +42,7 @@ class KVMachine(RuleBasedStateMachine):
     def make_cache(self, page_size):
         raise NotImplementedError
 
-    @initialize(page_size=st.sampled_from([1, 2, 3, 4]), num_pages=st.integers(4, 24))
+    @initialize(page_size=st.sampled_from([1, 2, 4, 8]), num_pages=st.integers(5, 16))
     def start(self, page_size, num_pages):
         self.size = page_size
         self.cache = self.make_cache(page_size)
@@ -84,7 +89,7 @@ class KVMachine(RuleBasedStateMachine):
         return best
 
     def _limit(self, seq):
-        owes = seq.request.sampling.prompt_logprobs is not None
+        owes = seq.request.sampling.prompt_logprobs is not None and seq.num_prompt_logprobs < seq.num_prompt_tokens - 1
         return min(len(seq.tokens) - 1, seq.num_prompt_logprobs) if owes else len(seq.tokens) - 1
 
     def _new_sequence(self, tokens, namespace, **sampling):
@@ -111,15 +116,28 @@ class KVMachine(RuleBasedStateMachine):
     def _started(self):
         return [s for s in self.seqs if s.lock is not None]
 
-    @precondition(lambda self: len(self.seqs) < 8)
-    @rule(tokens=st.lists(_TOKENS, min_size=1, max_size=14), namespace=st.sampled_from(_NAMESPACES), logprobs=st.integers(0, 7))
+    @precondition(lambda self: len(self.seqs) < 6)
+    @rule(tokens=_PROMPTS, namespace=st.sampled_from(_NAMESPACES), logprobs=st.integers(0, 7))
     def submit(self, tokens, namespace, logprobs):
-        self._new_sequence(tokens, namespace, prompt_logprobs=1 if logprobs == 0 else None)
+        self._admit(self._new_sequence(tokens, namespace, prompt_logprobs=1 if logprobs == 0 else None), 0)
+
+    @rule(tokens=_PROMPTS)
+    def serve(self, tokens):
+        """A whole life at once, so that the cache fills up."""
+        seq = self._new_sequence(tokens, _NAMESPACES[0])
+        self._admit(seq, 0)
+        if seq.lock is not None:
+            self._compute(seq, len(seq.tokens) - seq.num_computed_tokens)
+            self._commit(seq)
+        self.manager.release(seq)
+        self.seqs.remove(seq)
 
     @precondition(lambda self: self._waiting())
     @rule(data=st.data(), reserve=st.sampled_from([0, 0, 0, 2]))
     def admit(self, data, reserve):
-        seq = data.draw(st.sampled_from(self._waiting()))
+        self._admit(data.draw(st.sampled_from(self._waiting())), reserve)
+
+    def _admit(self, seq, reserve):
         expected = self._expected_hit(seq, self._limit(seq)) if self.keeps else 0
         before = self.manager.stats()
         first = seq.num_cached_tokens is None
@@ -149,7 +167,7 @@ class KVMachine(RuleBasedStateMachine):
         return needed - shared <= self.manager.pool.num_pages - held
 
     @precondition(lambda self: self._started())
-    @rule(data=st.data(), count=st.integers(1, 6), commit=st.booleans())
+    @rule(data=st.data(), count=st.integers(1, 12), commit=st.booleans())
     def step(self, data, count, commit):
         """One sequence computes some tokens; where it comes to its end it draws another one."""
         seq = data.draw(st.sampled_from(self._started()))
@@ -159,8 +177,12 @@ class KVMachine(RuleBasedStateMachine):
                 return
             seq.tokens.append(data.draw(_TOKENS))
             count = 1
-        if not self.manager.grow(seq, count):
-            return
+        if self.manager.grow(seq, count):
+            self._compute(seq, count)
+            if commit:
+                self._commit(seq)
+
+    def _compute(self, seq, count):
         seq.num_in_flight_tokens = count
         audit(self.manager, self.seqs)
         self._launch()
@@ -170,8 +192,6 @@ class KVMachine(RuleBasedStateMachine):
         seq.num_computed_tokens += count
         if seq.request.sampling.prompt_logprobs is not None:
             seq.num_prompt_logprobs = max(seq.num_prompt_logprobs, min(seq.num_computed_tokens, seq.num_prompt_tokens - 1))
-        if commit:
-            self._commit(seq)
 
     def _commit(self, seq):
         for _ in range(2):  # the second time does nothing
@@ -185,7 +205,7 @@ class KVMachine(RuleBasedStateMachine):
                 page = self.known.setdefault(self._history(seq, (index + 1) * self.size), seq.pages[index])
                 assert page == seq.pages[index], "the sequence does not use the canonical page"
 
-    @precondition(lambda self: self._started() and len(self.seqs) < 10)
+    @precondition(lambda self: self._started() and len(self.seqs) < 7)
     @rule(data=st.data())
     def fork(self, data):
         parent = data.draw(st.sampled_from(self._started()))
@@ -215,7 +235,7 @@ class KVMachine(RuleBasedStateMachine):
             seq.finish_reason = "stop"
             self.seqs.remove(seq)
 
-    @precondition(lambda self: self.next_id > 3)
+    @precondition(lambda self: self.next_id % 7 == 6 and self.manager.stats().num_evictable_pages > 3)
     @rule()
     def flush(self):
         evictable = self.manager.stats().num_evictable_pages
