@@ -41,7 +41,7 @@ def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: Pag
     """Lay ``chunks`` out one after another. Each sequence's pages must cover its chunk's end."""
     starts = np.array([c.start for c in chunks], np.int32)
     query_indptr = _indptr(c.num_tokens for c in chunks)
-    lens = np.diff(query_indptr)
+    lens = np.array([c.num_tokens for c in chunks], np.int32)
     tables = [c.sequence.pages.view(0, -(-c.end // page_size)) for c in chunks]
     page_indptr = _indptr(map(len, tables))
     page_ids = np.concatenate(tables)
