@@ -152,14 +152,17 @@ static inline f32x16 exp(const f32x16& x) {
 
 // Rows become columns: four rounds of interleaving row i with row i + 8.
 static inline void transpose(f32x16 (&x)[16]) {
+#pragma GCC unroll 4
   for (int round = 0; round < 4; ++round) {
     f32x16 y[16];
+#pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
       freg both[2 * kRegs];
       RAMET_EACH f_zip(x[k].r[i], x[k + 8].r[i], both[2 * i], both[2 * i + 1]);
       RAMET_EACH y[2 * k].r[i] = both[i];
       RAMET_EACH y[2 * k + 1].r[i] = both[i + kRegs];
     }
+#pragma GCC unroll 16
     for (int k = 0; k < 16; ++k) x[k] = y[k];
   }
 }

@@ -54,6 +54,9 @@ void write_out(const Partial& done, float* out, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; d += 16) store_some(out + d, div(load(done.p + d), total), head_dim - d);
 }
 
+f32x16 load_kv(const float* p, int64_t n) { return load_some(p, n); }
+f32x16 load_kv(const uint16_t* p, int64_t n) { return load_bf16_some(p, n); }
+
 class Walk {
 public:
   Walk(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch)
@@ -129,37 +132,44 @@ private:
     }
   }
 
-  f32x16 load_kv(const void* base, int64_t offset, int64_t n) const {
-    if (a_.is_bf16) return load_bf16_some(static_cast<const uint16_t*>(base) + offset, n);
-    return load_some(static_cast<const float*>(base) + offset, n);
+  // Where the key of each of `num` positions from `start` on lies.
+  void find_block(int64_t start, int64_t num, int64_t (&offsets)[kBlock]) const {
+    const int32_t* page = a_.page_ids + task_.first_page + start / a_.page_size;
+    int64_t within = start % a_.page_size;
+    for (int64_t j = 0; j < num; ++j) {
+      const int64_t slot = *page * a_.page_size + within;
+      offsets[j] = (slot * a_.num_kv_heads + kv_head_) * a_.head_dim;
+      if (++within == a_.page_size) {
+        within = 0;
+        ++page;
+      }
+    }
   }
 
   // Keys to keys_[dim][32 positions], values to values_[position][dim]; what is not seen is never read.
+  template <class T>
   void load_block(int64_t start, int64_t num) {
-    int64_t offsets[kBlock];
-    for (int64_t j = 0; j < num; ++j) {
-      const int64_t page = (start + j) / a_.page_size, within = (start + j) % a_.page_size;
-      const int64_t slot = a_.page_ids[task_.first_page + page] * a_.page_size + within;
-      offsets[j] = (slot * a_.num_kv_heads + kv_head_) * a_.head_dim;
-    }
+    const auto *keys = static_cast<const T*>(a_.keys), *values = static_cast<const T*>(a_.values);
+    int64_t at[kBlock];
+    find_block(start, num, at);
     for (int64_t d = 0; d < a_.head_dim; d += 16) {
+      const int64_t n = a_.head_dim - d;
       for (int64_t half = 0; half < kBlock; half += 16) {
         f32x16 tile[16];
         for (int64_t j = 0; j < 16; ++j) {
-          tile[j] = half + j < num ? load_kv(a_.keys, offsets[half + j] + d, a_.head_dim - d) : set(0.0f);
+          tile[j] = half + j < num ? load_kv(keys + at[half + j] + d, n) : set(0.0f);
         }
         transpose(tile);
         for (int64_t j = 0; j < 16; ++j) store(keys_ + (d + j) * kBlock + half, tile[j]);
       }
-      for (int64_t j = 0; j < num; ++j) {
-        store(values_ + j * dims_ + d, load_kv(a_.values, offsets[j] + d, a_.head_dim - d));
-      }
+      for (int64_t j = 0; j < num; ++j) store(values_ + j * dims_ + d, load_kv(values + at[j] + d, n));
     }
   }
 
   void do_block(int64_t start) {
     const int64_t first = first_query_at(start);
-    load_block(start, num_seen(num_queries_ - 1, start));
+    const int64_t num = num_seen(num_queries_ - 1, start);
+    a_.is_bf16 ? load_block<uint16_t>(start, num) : load_block<float>(start, num);
     for (int64_t i = first; i < num_queries_; i += kQueryTile) {
       const int64_t n = num_queries_ - i < kQueryTile ? num_queries_ - i : kQueryTile;
       by_tile(n, [&](auto tile) { score<decltype(tile)::value>(i); });

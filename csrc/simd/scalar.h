@@ -1,4 +1,4 @@
-// Single numbers: 16-bit floats, and conversions that are defined for every input.
+// Single numbers: 16-bit floats.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -28,10 +28,6 @@ static inline uint16_t float_to_bf16(float x) {  // half to even; NaN stays NaN
   const uint32_t bits = bits_of_float(x), upper = bits >> 16;
   if (x != x) return static_cast<uint16_t>(upper | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (upper & 1)) >> 16);
-}
-
-static inline int32_t to_int(float whole) {  // a small whole number; NaN gives 0
-  return whole >= -256.0f && whole <= 256.0f ? static_cast<int32_t>(whole) : 0;
 }
 
 }  // namespace RAMET_ISA
