@@ -5,16 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from rich.progress import Progress as ProgressBar
 
-from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig
+from ramet.config import (
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    KVDtype,
+    ModelConfig,
+    PolicyName,
+    PrefixCacheKind,
+    Quantization,
+    RunnerConfig,
+    SchedulerConfig,
+)
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import OutputAssembler, RequestOutput
-from ramet.engine.build import Progress, build_engine
+from ramet.engine.build import EngineParts, build_engine
+from ramet.engine.engine import Engine
 from ramet.errors import InvalidRequest
+from ramet.model.spec import Progress, silent
 from ramet.text.chat import ChatTemplate
 from ramet.text.tokenizer import Tokenizer
 
@@ -22,6 +36,7 @@ __all__ = ["LLM", "Message", "Prompt"]
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int]
+_Encoded: TypeAlias = tuple[Sequence[int], str | None]
 _PROGRESS_FROM = 8  # prompts from which a bar is worth its line
 
 
@@ -42,22 +57,22 @@ class LLM:
         model: str | None = None,
         *,
         page_size: int = 16,
-        prefix_cache: str = "radix",
+        prefix_cache: PrefixCacheKind = "radix",
         threads: int | None = None,
         chunked_prefill_size: int | None = 512,
         max_total_tokens: int | None = None,
-        dtype: str = "auto",
-        quantization: str | None = None,
+        dtype: Dtype = "auto",
+        quantization: Quantization | None = None,
         seed: int = 0,
         max_model_len: int | None = None,
         kv_cache_memory: int | str | None = None,
-        kv_cache_dtype: str = "auto",
+        kv_cache_dtype: KVDtype = "auto",
         max_running_seqs: int = 64,
         max_batch_tokens: int = 2048,
-        schedule_policy: str = "fcfs",
+        schedule_policy: PolicyName = "fcfs",
         revision: str | None = None,
         isa: str | None = None,
-        progress: Progress | None = None,
+        progress: Progress = silent,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(
@@ -83,18 +98,26 @@ class LLM:
         self._start(config, progress)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
+    def from_config(cls, config: EngineConfig, progress: Progress = silent) -> Self:
         """An LLM from a whole configuration, as the command line makes it."""
         llm = cls.__new__(cls)
         llm._start(config, progress)
         return llm
 
-    def _start(self, config: EngineConfig, progress: Progress | None) -> None:
-        parts = build_engine(config, progress)
-        self._parts = parts
-        self._engine = parts.engine
-        self._assembler = OutputAssembler(parts.tokenizer, parts.engine.abort_sequence)
+    def _start(self, config: EngineConfig, progress: Progress) -> None:
+        self._open_parts: EngineParts | None = build_engine(config, progress)
+        self._assembler = OutputAssembler(self._parts.tokenizer, self._engine.abort_sequence)
         self._lock = threading.RLock()
+
+    @property
+    def _parts(self) -> EngineParts:
+        if self._open_parts is None:
+            raise InvalidRequest("this LLM is closed; make a new one")
+        return self._open_parts
+
+    @property
+    def _engine(self) -> Engine:
+        return self._parts.engine
 
     @property
     def description(self) -> str:
@@ -129,9 +152,7 @@ class LLM:
         One bad prompt raises ``InvalidRequest`` before any is computed.
         """
         many = _as_list(prompts)
-        return self._run(
-            [(self._encoded(p), p if isinstance(p, str) else None) for p in many], self._params_for(params, len(many))
-        )
+        return self._run([self._encoded(prompt) for prompt in many], self._params_for(params, len(many)))
 
     def chat(
         self,
@@ -154,27 +175,27 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """One prompt or conversation, answered piece by piece.
 
-        Yields the same, growing ``RequestOutput`` after each step that changed it; ``outputs[i].delta`` is the text that is new since
-        the last time. Leaving the loop early aborts the request. Errors are raised by the first ``next``.
+        Yields the same, growing ``RequestOutput`` after each step that changed it; ``outputs[i].delta`` is the text that is
+        new since the last time. Leaving the loop early aborts the request. Errors are raised by the first ``next``.
         """
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             token_ids, text = self._rendered(prompt, tools)  # type: ignore[arg-type]
         else:
-            token_ids, text = self._encoded(prompt), prompt if isinstance(prompt, str) else None  # type: ignore[arg-type]
+            token_ids, text = self._encoded(prompt)  # type: ignore[arg-type]
         [sampling] = self._params_for(params, 1)
         with self._lock:
             output = self._submit(token_ids, text, sampling)
         try:
             yield from self._progress_of(output)
         finally:
-            if not output.finished:
+            if not output.finished and self._open_parts is not None:
                 with self._lock:
                     self._abort(output.request_id)
 
-    def cache_stats(self) -> dict[str, Any]:
-        """Pages and counters of the KV pool and its cache."""
+    def cache_stats(self) -> dict[str, int]:
+        """Pages by owner, and counters of the cache: ``num_free_pages``, ``num_hit_tokens`` and so on."""
         with self._lock:
-            return self._engine.stats()
+            return asdict(self._engine.stats().kv)
 
     def flush_cache(self) -> int:
         """Forget all cached KV; returns the pages freed. Raises ``InvalidRequest`` while requests run."""
@@ -182,11 +203,12 @@ class LLM:
             return self._engine.flush_cache()
 
     def close(self) -> None:
-        """Abort what still runs and let the memory go."""
+        """Abort what still runs and let the memory go. Closing twice is no error."""
         with self._lock:
-            for request_id in self._engine.open_requests():
-                self._abort(request_id)
-            del self._engine, self._parts, self._assembler
+            if self._open_parts is not None:
+                for request_id in self._assembler.open_ids():
+                    self._abort(request_id)
+                self._open_parts = None
 
     def __enter__(self) -> Self:
         return self
@@ -194,14 +216,14 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _encoded(self, prompt: Prompt) -> list[int]:
+    def _encoded(self, prompt: Prompt) -> _Encoded:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return list(prompt)
+            return self.tokenizer.encode(prompt), prompt
+        return prompt, None
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> tuple[list[int], str]:
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> _Encoded:
         text = self.chat_template.render(messages, tools)
-        return self.tokenizer.encode(text, add_special_tokens=False), text
+        return self.tokenizer.encode_chat(text), text
 
     def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
@@ -212,7 +234,7 @@ class LLM:
             raise InvalidRequest(f"{len(params)} sampling parameters for {count} prompts; give one, or one each", "params")
         return list(params)
 
-    def _submit(self, token_ids: list[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
+    def _submit(self, token_ids: Sequence[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
         if sampling.stops and self._parts.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         request_id = self._engine.submit(token_ids, sampling)
@@ -222,7 +244,7 @@ class LLM:
         self._engine.abort(request_id)
         self._assembler.close(request_id)
 
-    def _run(self, prompts: Sequence[tuple[list[int], str | None]], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+    def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         bar = ProgressBar(transient=True) if len(prompts) >= _PROGRESS_FROM else None
         with self._lock, bar or nullcontext():
             outputs: list[RequestOutput] = []

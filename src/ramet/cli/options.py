@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -26,15 +27,10 @@ _ALIASES = {
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every start-up option; it receives them as one ``config: EngineConfig``.
 
-    Each option is also read from the environment: ``--page-size`` from ``RAMET_PAGE_SIZE``.
+    Each option is also read from the environment: ``--page-size`` from ``RAMET_PAGE_SIZE``. Requests without a seed get a new
+    one each run.
     """
     options = {name: option for config in _GROUPS.values() for name, option in _options_of(config).items()}
-    options["seed_source"] = inspect.Parameter(
-        "seed_source",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=0,
-        annotation=Annotated[int, typer.Option("--engine-seed", help="where seeds come from when none is given")],
-    )
 
     def run(**values: Any) -> None:
         parts: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
@@ -42,7 +38,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
             for option in fields(config):
                 parts[group][option.name] = values.pop(_NAMES.get(option.name, option.name))
         made = {group: config(**parts[group]) for group, config in _GROUPS.items()}
-        command(**values, config=EngineConfig(**made, seed=values.pop("seed_source")))
+        command(**values, config=EngineConfig(**made, seed=secrets.randbits(64)))
 
     signature = inspect.signature(command, eval_str=True)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "config"]

@@ -128,6 +128,10 @@ class OutputAssembler:
                 del self._open[update.request_id]
         return list(changed.values())
 
+    def open_ids(self) -> tuple[RequestId, ...]:
+        """Requests that are not finished."""
+        return tuple(self._open)
+
     def close(self, request_id: RequestId) -> None:
         """Forget a request. Unknown ids are no error: it may just have finished."""
         self._open.pop(request_id, None)

@@ -1,0 +1,102 @@
+"""The composition root: the one place that knows concrete classes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ramet.config import EngineConfig, KVDtype
+from ramet.engine.clock import MonotonicClock
+from ramet.engine.engine import Engine
+from ramet.errors import ConfigError
+from ramet.kernels.registry import make_backend
+from ramet.kv.hashed import HashedCache
+from ramet.kv.manager import KVManager
+from ramet.kv.null import NullCache
+from ramet.kv.pool import PagePool
+from ramet.kv.prefix import PrefixCache
+from ramet.kv.radix import RadixCache
+from ramet.model.decoder import Decoder
+from ramet.model.source import open_model
+from ramet.model.spec import Checkpoint, ModelSpec, Progress, TextSource, silent
+from ramet.runner.kv_tensors import allocate_kv, kv_bytes_per_token, num_pages_for
+from ramet.runner.local import LocalRunner
+from ramet.schedule.policy import make_policy
+from ramet.schedule.scheduler import Scheduler
+from ramet.text.chat import ChatTemplate
+from ramet.text.tokenizer import Tokenizer
+
+__all__ = ["EngineParts", "build_engine"]
+
+_CACHES: Mapping[str, Callable[[int], PrefixCache]] = {"radix": RadixCache, "hash": HashedCache, "none": NullCache}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A built engine and what its edge needs. ``tokenizer`` and ``chat_template`` are None where the model has none."""
+
+    engine: Engine
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    generation_defaults: Mapping[str, Any]
+    description: str
+
+
+def build_engine(config: EngineConfig, progress: Progress = silent) -> EngineParts:
+    """Fetch, load and put together. Raises ``ModelError`` and ``ConfigError``; ``progress`` is told of fetching and packing."""
+    backend = make_backend("cpu", threads=config.runner.threads, isa=config.runner.isa)
+    checkpoint = open_model(config.model, progress)
+    spec = checkpoint.spec
+    max_model_len = _context_length(config.model.max_model_len, spec.max_position)
+    clock = MonotonicClock()
+    tokenizer, chat_template = _text(checkpoint.text, clock)
+
+    page_size, kv_dtype = config.cache.page_size, _kv_dtype(config.cache.kv_cache_dtype, checkpoint)
+    token_bytes = kv_bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype)
+    num_pages = num_pages_for(config.cache, token_bytes, max_model_len)
+    decoder = Decoder(checkpoint, backend, progress)
+    layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
+    kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
+    engine = Engine(
+        runner=LocalRunner(decoder, backend, layers, page_size),
+        scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.policy, kv)),
+        kv=kv,
+        clock=clock,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        eos_ids=spec.eos_ids or (tokenizer.eos_ids if tokenizer else ()),
+        seed=config.seed,
+    )
+    return EngineParts(engine, spec, tokenizer, chat_template, checkpoint.generation_defaults, checkpoint.description)
+
+
+def _context_length(asked: int | None, model_limit: int) -> int:
+    if asked is not None and asked > model_limit:
+        raise ConfigError(
+            f"max_model_len {asked} is over the model's own {model_limit}, beyond which it was not trained (--max-model-len)"
+        )
+    return asked or model_limit
+
+
+def _kv_dtype(asked: KVDtype, checkpoint: Checkpoint) -> Literal["float32", "bfloat16"]:
+    if asked != "auto":
+        return asked
+    return "float32" if checkpoint.dtype == "float32" else "bfloat16"
+
+
+def _text(source: TextSource, clock: MonotonicClock) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    if source.tokenizer_json is not None:
+        tokenizer = Tokenizer.from_file(source.tokenizer_json, source.tokenizer_config)
+    elif source.gguf is not None:
+        tokenizer = Tokenizer.from_gguf(source.gguf)
+    else:
+        return None, None
+    if not source.chat_templates:
+        return tokenizer, None
+    template = ChatTemplate(
+        source.chat_templates, tokenizer.bos_token, tokenizer.eos_token, clock=clock, strftime_now=time.strftime
+    )
+    return tokenizer, template
