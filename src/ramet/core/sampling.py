@@ -29,7 +29,7 @@ class _NamesUnknownFields(type):
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-                raise InvalidRequest(f"unknown sampling parameter {name!r}; {hint}", name)
+                raise InvalidRequest(f"unknown sampling parameter {_shown(name)}; {hint}", name)
         return super().__call__(*args, **kwargs)
 
 
@@ -80,7 +80,7 @@ class SamplingParams(metaclass=_NamesUnknownFields):
         _optional_whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} is true or false, not {getattr(self, name)!r}", name)
+                raise InvalidRequest(f"{name} is true or false, not {_shown(getattr(self, name))}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
         object.__setattr__(self, "stop", _stops(self.stop))

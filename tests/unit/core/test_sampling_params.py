@@ -160,6 +160,8 @@ def test_messages_stay_short_whatever_the_value():
     assert len(str(refused("temperature", "9" * 10**6))) < 200
     assert len(str(refused("stop", ["x" * 10**6]))) < 200
     assert len(str(refused("stop_token_ids", [10**3000]))) < 200
+    assert len(str(refused("ignore_eos", ["x" * 10**6]))) < 200
+    assert len(str(problem_with({"x" * 10**6: 1}))) < 600
 
 
 @pytest.mark.parametrize(
