@@ -36,7 +36,7 @@ def bf16_to_f32(halves: npt.NDArray[np.generic]) -> Float32:
 
 def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
     """int8[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / 127, code = x / scale, half to even."""
-    groups = x.reshape(len(x), -1, GROUP)
+    groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
     largest = np.abs(groups).max(axis=2)
     scales = largest * np.float32(1 / 127)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > _TINY)
@@ -99,7 +99,7 @@ class ReferenceBackend:
 
     def linear(self, x: Float32, weight: PackedWeight, bias: Float32 | None = None) -> Float32:
         if x.shape[1] != weight.shape[1]:
-            raise ValueError(f"x has {x.shape[1]} inputs, the weight {weight.shape[1]}")
+            raise ValueError(f"K is {x.shape[1]} in x and {weight.shape[1]} in the weight")
         outputs = [
             _linear_dense(x, part) if part.scales is None else _linear_quantized(x, part, part.scales)
             for part in _reference_weight(weight).parts

@@ -1,0 +1,234 @@
+"""Backend x {reference, cpu on each instruction set this machine has, 1 and 2 threads}: near the reference, and exact in rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ramet import _native
+from ramet.core.batch import PageCopies
+from ramet.core.ids import Float32, Int32
+from ramet.kernels.backend import Backend, KVLayer, Weight, WeightFormat
+from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16
+from ramet.kernels.registry import make_backend
+
+FORMATS: tuple[WeightFormat, ...] = ("f32", "f16", "bf16", "q8", "q4")
+REFERENCE = ReferenceBackend()
+CPUS = [(isa, threads) for isa in _native.isas() for threads in (1, 2)]
+
+
+@pytest.fixture(scope="module", params=[None, *CPUS], ids=lambda p: "reference" if p is None else f"{p[0]}-{p[1]}")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param is None:
+        return REFERENCE
+    isa, threads = request.param
+    return make_backend("cpu", threads=threads, isa=isa)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Float32:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def make_weight(rng: np.random.Generator, kind: WeightFormat, n: int, k: int) -> Weight:
+    if kind == "f32":
+        return Weight(kind, normal(rng, n, k))
+    if kind == "f16":
+        return Weight(kind, normal(rng, n, k).astype(np.float16))
+    if kind == "bf16":
+        return Weight(kind, f32_to_bf16(normal(rng, n, k)))
+    scales = (rng.random((n, k // 32)) / 64).astype(np.float16)
+    if kind == "q8":
+        return Weight(kind, rng.integers(-128, 128, (n, k), dtype=np.int8), scales)
+    mins = (-8 * rng.random((n, k // 32))).astype(np.float16)
+    return Weight(kind, rng.integers(0, 16, (n, k), dtype=np.uint8), scales * np.float16(16), mins)
+
+
+def same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+class TestLinear:
+    @pytest.mark.parametrize("kind", FORMATS)
+    @pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (50, 96), (33, 576), (130, 1536)])
+    def test_near_reference(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat, n: int, k: int) -> None:
+        weight, x, bias = make_weight(rng, kind, n, k), normal(rng, 7, k), normal(rng, n)
+        got = backend.linear(x, backend.pack([weight]), bias)
+        want = REFERENCE.linear(x, REFERENCE.pack([weight]), bias)
+        assert got.dtype == np.float32
+        # A chain of k roundings of terms whose absolute sum is the bound's scale.
+        values = REFERENCE.embed(REFERENCE.pack([weight]), np.arange(n, dtype=np.int32))
+        bound = (np.abs(x) @ np.abs(values).T + np.abs(bias)) * np.sqrt(k) * 2.0**-23
+        assert (np.abs(got - want) <= bound).all()
+
+    @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+    @pytest.mark.parametrize("k", [1, 5, 31, 100])
+    def test_dense_of_any_width(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat, k: int) -> None:
+        weight, x = make_weight(rng, kind, 19, k), normal(rng, 3, k)
+        want = REFERENCE.linear(x, REFERENCE.pack([weight]))
+        np.testing.assert_allclose(backend.linear(x, backend.pack([weight])), want, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("kind", FORMATS)
+    def test_rows_do_not_see_each_other(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat) -> None:
+        packed, x = backend.pack([make_weight(rng, kind, 83, 160)]), normal(rng, 300, 160)
+        whole = backend.linear(x, packed)
+        for t in (0, 1, 7, 255, 256, 299):
+            assert same_bits(backend.linear(x[t : t + 1], packed)[0], whole[t])
+        for start, stop in ((0, 2), (1, 4), (3, 8), (5, 14), (40, 63)):
+            assert same_bits(backend.linear(x[start:stop], packed), whole[start:stop])
+
+    def test_parts_are_stacked(self, backend: Backend, rng: np.random.Generator) -> None:
+        sizes = dict(zip(FORMATS, (20, 16, 7, 33, 1), strict=True))
+        parts = [make_weight(rng, kind, n, 64) for kind, n in sizes.items()]
+        x, bias = normal(rng, 3, 64), normal(rng, 77)
+        packed = backend.pack(parts)
+        assert packed.shape == (77, 64)
+        assert packed.nbytes > 0
+        alone = np.concatenate([backend.linear(x, backend.pack([part])) for part in parts], axis=1)
+        assert same_bits(backend.linear(x, packed, bias), alone + bias)
+        ids = rng.permutation(77).astype(np.int32)
+        assert same_bits(backend.embed(packed, ids), REFERENCE.embed(REFERENCE.pack(parts), ids))
+
+    def test_zero_rows_and_zero_inputs(self, backend: Backend, rng: np.random.Generator) -> None:
+        packed = backend.pack([make_weight(rng, kind, 20, 64) for kind in FORMATS])
+        assert backend.linear(np.zeros((0, 64), np.float32), packed).shape == (0, 100)
+        assert not backend.linear(np.zeros((2, 64), np.float32), packed).any()
+
+    @pytest.mark.parametrize("size", [1e-38, 1e-20, 1e20])
+    def test_extreme_sizes(self, backend: Backend, rng: np.random.Generator, size: float) -> None:
+        weights = [make_weight(rng, kind, 20, 64) for kind in FORMATS]
+        x = normal(rng, 2, 64) * np.float32(size)
+        want = REFERENCE.linear(x, REFERENCE.pack(weights))
+        np.testing.assert_allclose(backend.linear(x, backend.pack(weights)), want, rtol=1e-3, atol=size * 1e-3)
+
+    def test_extreme_codes_do_not_saturate(self, backend: Backend) -> None:
+        x = np.where(np.arange(64) % 2, 1, -1).astype(np.float32)[None]
+        ones = np.ones((16, 2), np.float16)
+        low = Weight("q8", np.where(np.arange(64) % 2, -128, 127).astype(np.int8)[None].repeat(16, 0), ones)
+        high = Weight("q4", np.full((16, 64), 15, np.uint8), ones, ones)
+        out = backend.linear(np.concatenate([x, np.abs(x)]), backend.pack([low, high]))
+        np.testing.assert_allclose(out[:, 0], [-32 * 255, -32], rtol=1e-6)
+        np.testing.assert_allclose(out[:, 16], [0, 64 * 16], rtol=1e-6)
+
+    @pytest.mark.parametrize("kind", FORMATS)
+    def test_nan_stays_in_its_row(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat) -> None:
+        if backend is REFERENCE:
+            pytest.skip("numpy warns of the cast")
+        packed, x = backend.pack([make_weight(rng, kind, 40, 64)]), normal(rng, 9, 64)
+        clean = backend.linear(x, packed)
+        x[4, 50] = np.nan
+        out = backend.linear(x, packed)
+        assert np.isnan(out[4]).all()
+        assert same_bits(np.delete(out, 4, axis=0), np.delete(clean, 4, axis=0))
+
+    def test_bad_arguments(self, backend: Backend, rng: np.random.Generator) -> None:
+        with pytest.raises(ValueError, match="one K"):
+            backend.pack([make_weight(rng, "f32", 4, 32), make_weight(rng, "f32", 4, 64)])
+        with pytest.raises(ValueError, match="multiple of 32"):
+            backend.pack([Weight("q8", np.zeros((4, 33), np.int8), np.zeros((4, 1), np.float16))])
+        with pytest.raises(ValueError, match="at least one"):
+            backend.pack([])
+        packed = backend.pack([make_weight(rng, "q8", 4, 32)])
+        with pytest.raises(ValueError, match="token ids are from 0 to 3"):
+            backend.embed(packed, np.array([4], np.int32))
+        with pytest.raises(ValueError, match="K"):
+            backend.linear(np.zeros((1, 64), np.float32), packed)
+
+
+class TestRows:
+    @pytest.mark.parametrize("shape", [(5, 576), (1, 7), (4, 3, 64), (0, 32), (200, 200)])
+    def test_rms_norm(self, backend: Backend, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+        x, weight = normal(rng, *shape), normal(rng, shape[-1])
+        got = backend.rms_norm(x, weight, 1e-5)
+        np.testing.assert_allclose(got, REFERENCE.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
+        if len(x):
+            assert same_bits(backend.rms_norm(x[-1:], weight, 1e-5), got[-1:])
+
+    @pytest.mark.parametrize("shape", [(3, 40), (300, 576), (0, 8)])
+    def test_add(self, backend: Backend, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+        x, y = normal(rng, *shape), normal(rng, *shape)
+        want = x + y
+        backend.add(x, y)
+        assert same_bits(x, want)
+
+    @pytest.mark.parametrize("shape", [(3, 80), (1, 14), (150, 3072), (0, 8)])
+    def test_silu_mul(self, backend: Backend, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+        x = normal(rng, *shape) * 8
+        got = backend.silu_mul(x)
+        np.testing.assert_allclose(got, REFERENCE.silu_mul(x), rtol=2e-6, atol=1e-30)
+        if len(x):
+            assert same_bits(backend.silu_mul(x[-1:]), got[-1:])
+
+    def test_silu_of_large_gates(self, backend: Backend) -> None:
+        gate_up = np.array([[-1e4, -100, -20, 0, 20, 1e4] + [1] * 6], np.float32)
+        np.testing.assert_allclose(
+            backend.silu_mul(gate_up)[0], [0, 0, -20 / (1 + np.exp(20)), 0, 20, 1e4], atol=1e-30, rtol=1e-6
+        )
+
+    @pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (80, 20), (8, 4), (128, 64), (16, 0)])
+    def test_rope(self, backend: Backend, rng: np.random.Generator, head_dim: int, half: int) -> None:
+        x, angles = normal(rng, 6, 5, head_dim), normal(rng, 6, half)
+        want, last = x.copy(), x[-1:].copy()
+        REFERENCE.rope(want, np.cos(angles), np.sin(angles))
+        backend.rope(x, np.cos(angles), np.sin(angles))
+        np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
+        backend.rope(last, np.cos(angles[-1:]), np.sin(angles[-1:]))
+        assert same_bits(last, x[-1:])
+
+
+class TestWriteKV:
+    @pytest.mark.parametrize("head_dim", [8, 24, 64])
+    @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+    def test_only_the_slots_change(self, backend: Backend, rng: np.random.Generator, head_dim: int, dtype: type) -> None:
+        keys, values, slots = normal(rng, 4, 3, head_dim), normal(rng, 4, 3, head_dim), np.array([9, 0, 3, 4], np.int32)
+        layers = [KVLayer(*(np.full((10, 3, head_dim), 7, dtype) for _ in range(2))) for _ in range(2)]
+        backend.write_kv(layers[0], keys, values, slots)
+        REFERENCE.write_kv(layers[1], keys, values, slots)
+        assert same_bits(layers[0].keys, layers[1].keys)
+        assert same_bits(layers[0].values, layers[1].values)
+
+    def test_rounding_to_bf16(self, backend: Backend) -> None:
+        bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC00000]
+        bits += [0, 0x80000000, 1, 0x00008000, 0x00018000, 0x8000FFFF, 0x7FFFFFFF]
+        want = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0]
+        want += [0, 0x8000, 0, 0, 2, 0x8001, 0x7FFF]
+        x = np.array(bits, np.uint32).view(np.float32)
+        for rows in (x.reshape(1, 1, 16), x.reshape(1, 2, 8)):  # whole vectors and tails
+            layer = KVLayer(*(np.zeros((1, *rows.shape[1:]), np.uint16) for _ in range(2)))
+            backend.write_kv(layer, rows, rows, np.zeros(1, np.int32))
+            assert layer.keys.reshape(-1).tolist() == want
+
+    def test_slots_beyond_the_pool_are_refused(self, backend: Backend) -> None:
+        layer = KVLayer(np.zeros((4, 1, 8), np.float32), np.zeros((4, 1, 8), np.float32))
+        new = np.zeros((1, 1, 8), np.float32)
+        with pytest.raises((ValueError, IndexError)):
+            backend.write_kv(layer, new, new, np.array([4], np.int32))
+
+
+class TestCopyPages:
+    @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+    def test_one_after_another(self, backend: Backend, rng: np.random.Generator, dtype: type) -> None:
+        def ints(*values: int) -> Int32:
+            return np.array(values, np.int32)
+
+        stores = [rng.integers(0, 9, (12, 2, 8)).astype(dtype) for _ in range(4)]
+        want = [store.copy() for store in stores]
+        copies = PageCopies(src=ints(0, 1, 2), dst=ints(1, 2, 0), num_tokens=ints(3, 4, 0))
+        backend.copy_pages([KVLayer(*stores[:2]), KVLayer(*stores[2:])], copies, page_size=4)
+        for store, before in zip(stores, want, strict=True):
+            before[4:7] = before[0:3]
+            before[8:12] = before[4:8]
+            assert same_bits(store, before)
+
+
+def test_bf16_round_trip() -> None:
+    halves = np.arange(2**16, dtype=np.uint32).astype(np.uint16)
+    values = bf16_to_f32(halves)
+    finite = ~np.isnan(values)
+    assert same_bits(f32_to_bf16(values)[finite], halves[finite])
+    assert np.isnan(bf16_to_f32(f32_to_bf16(values)[~finite])).all()

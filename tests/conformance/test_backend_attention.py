@@ -1,0 +1,199 @@
+"""Attention of every backend: near the reference; and a row's bits depend on nothing but its own keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ramet import _native
+from ramet.core.batch import Batch, PageCopies, RowSampling
+from ramet.core.ids import Float32, Int32
+from ramet.kernels.backend import Backend, KVLayer
+from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16
+from ramet.kernels.registry import make_backend
+
+REFERENCE = ReferenceBackend()
+CPUS = [(isa, threads) for isa in _native.isas() for threads in (1, 2)]
+NONE = np.zeros(0, np.int32)
+NO_SAMPLING = RowSampling(*[np.zeros(0, np.float32)] * 21)
+
+
+@pytest.fixture(scope="module", params=[None, *CPUS], ids=lambda p: "reference" if p is None else f"{p[0]}-{p[1]}")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param is None:
+        return REFERENCE
+    isa, threads = request.param
+    return make_backend("cpu", threads=threads, isa=isa)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence: its pages, and the rows to compute, the last ``num_rows`` of ``context_len`` positions."""
+
+    pages: list[int]
+    context_len: int
+    num_rows: int
+
+
+def make_batch(page_size: int, rows: list[Row]) -> Batch:
+    positions = [np.arange(row.context_len - row.num_rows, row.context_len) for row in rows]
+    return Batch(
+        step=0,
+        page_size=page_size,
+        seq_ids=np.arange(len(rows)),
+        query_indptr=indptr([row.num_rows for row in rows]),
+        context_lens=np.array([row.context_len for row in rows], np.int32),
+        token_ids=np.zeros(sum(row.num_rows for row in rows), np.int32),
+        positions=np.concatenate([*positions, NONE]).astype(np.int32),
+        slots=NONE,
+        page_indptr=indptr([len(row.pages) for row in rows]),
+        page_ids=np.concatenate([*(row.pages for row in rows), NONE]).astype(np.int32),
+        sample_rows=NONE,
+        sampling=NO_SAMPLING,
+        prompt_logprob_rows=NONE,
+        prompt_logprob_targets=NONE,
+        prompt_logprob_k=NONE,
+        page_copies=PageCopies(NONE, NONE, NONE),
+    )
+
+
+def indptr(lengths: list[int]) -> Int32:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+class Sequence:
+    """Keys, values and queries of one line of tokens, independent of where a test stores them."""
+
+    def __init__(self, seed: int, length: int, heads: tuple[int, int], head_dim: int) -> None:
+        rng = np.random.default_rng(seed)
+        num_heads, num_kv_heads = heads
+        self.length, self.head_dim = length, head_dim
+        self.q = rng.standard_normal((length, num_heads, head_dim), dtype=np.float32) * 2
+        self.keys, self.values = rng.standard_normal((2, length, num_kv_heads, head_dim), dtype=np.float32)
+
+    def num_pages(self, page_size: int) -> int:
+        return -(-self.length // page_size)
+
+
+def store(sequences: list[tuple[Sequence, list[int]]], num_pages: int, page_size: int, *, bf16: bool) -> KVLayer:
+    """A layer whose slots hold NaN wherever no sequence put a key."""
+    first = sequences[0][0]
+    shape = (num_pages * page_size, *first.keys.shape[1:])
+    arrays = []
+    for name in ("keys", "values"):
+        pool = np.full(shape, np.nan, np.float32)
+        for sequence, pages in sequences:
+            slots = (np.array(pages)[:, None] * page_size + np.arange(page_size)).reshape(-1)[: sequence.length]
+            pool[slots] = getattr(sequence, name)
+        arrays.append(f32_to_bf16(pool) if bf16 else pool)
+    return KVLayer(*arrays)
+
+
+def attend(backend: Backend, sequence: Sequence, page_size: int, chunks: list[int], *, bf16: bool = False) -> Float32:
+    """The sequence alone, its rows computed in chunks: float32[length, Hq * D]."""
+    pages = np.random.default_rng(page_size).permutation(sequence.num_pages(page_size) + 3)[: sequence.num_pages(page_size)]
+    layer = store([(sequence, list(pages))], len(pages) + 3, page_size, bf16=bf16)
+    out, done = [], 0
+    for chunk in chunks:
+        batch = make_batch(page_size, [Row(list(pages), done + chunk, chunk)])
+        q = np.ascontiguousarray(sequence.q[done : done + chunk])
+        out.append(backend.attention(q, layer, backend.plan(batch), sequence.head_dim**-0.5))
+        done += chunk
+    assert done == sequence.length
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((9, 3), 64), ((4, 4), 80), ((2, 1), 8), ((8, 1), 96), ((5, 1), 112), ((2, 2), 256), ((6, 2), 24)]
+)
+def test_near_the_definition(backend: Backend, heads: tuple[int, int], head_dim: int, bf16: bool) -> None:
+    """Against plain softmax in float64, with no blocks at all."""
+    sequence = Sequence(3, 75, heads, head_dim)
+    got = attend(backend, sequence, 16, [75], bf16=bf16).reshape(75, *sequence.q.shape[1:])
+    keys, values = (bf16_to_f32(f32_to_bf16(a)) if bf16 else a for a in (sequence.keys, sequence.values))
+    keys, values = (a.repeat(heads[0] // heads[1], axis=1).astype(np.float64) for a in (keys, values))
+    scores = np.einsum("thd,shd->ths", sequence.q, keys) * head_dim**-0.5
+    scores = np.where(np.arange(75)[:, None, None] < np.arange(75), -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    want = np.einsum("ths,shd->thd", weights / weights.sum(axis=2, keepdims=True), values)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=5e-6)
+
+
+def test_long_context(backend: Backend) -> None:
+    """Many spans: a few rows (split by spans) and many (walked in one go)."""
+    sequence = Sequence(4, 1100, (2, 1), 16)
+    pages = list(range(sequence.num_pages(16)))
+    layer = store([(sequence, pages)], len(pages), 16, bf16=True)
+    for num_rows in (1, 20):
+        batch, q = make_batch(16, [Row(pages, 1100, num_rows)]), sequence.q[-num_rows:]
+        want = REFERENCE.attention(q, layer, REFERENCE.plan(batch), 0.25)
+        np.testing.assert_allclose(backend.attention(q, layer, backend.plan(batch), 0.25), want, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_bits_do_not_depend_on_pages_or_chunks(backend: Backend, bf16: bool) -> None:
+    sequence = Sequence(5, 301, (3, 1), 40)
+    want = attend(backend, sequence, 16, [301], bf16=bf16)
+    for page_size, chunks in [(1, [301]), (3, [200, 101]), (64, [7] * 43), (16, [290, *[1] * 11]), (128, [100, 5, 150, 46])]:
+        assert attend(backend, sequence, page_size, chunks, bf16=bf16).tobytes() == want.tobytes(), (page_size, chunks)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int) -> None:
+    """Branches of one root, strangers, decoding and prefilling rows in one batch, in two orders."""
+    length = 600
+    root = Sequence(6, length, (3, 1), 32)
+    branches = [Sequence(6, length, (3, 1), 32) for _ in range(4)]
+    shared_pages = 576 // page_size
+    for i, branch in enumerate(branches):
+        other = Sequence(50 + i, length, (3, 1), 32)
+        branch.keys[576:], branch.values[576:], branch.q[:] = other.keys[576:], other.values[576:], other.q
+    stranger = Sequence(7, 333, (3, 1), 32)
+    num_pages = 0
+
+    def take(n: int) -> list[int]:
+        nonlocal num_pages
+        num_pages += n
+        return list(range(num_pages - n, num_pages))
+
+    root_pages = take(root.num_pages(page_size))
+    placed = [(root, root_pages)]
+    placed += [(b, root_pages[:shared_pages] + take(b.num_pages(page_size) - shared_pages)) for b in branches]
+    placed.append((stranger, take(stranger.num_pages(page_size))))
+    layer = store(placed, num_pages, page_size, bf16=True)
+    num_rows = [3, 1, 1, 5, 24, 40]
+    rows = [Row(pages, sequence.length, n) for (sequence, pages), n in zip(placed, num_rows, strict=True)]
+    queries = [sequence.q[-n:] for (sequence, _), n in zip(placed, num_rows, strict=True)]
+    alone = [
+        backend.attention(np.ascontiguousarray(q), layer, backend.plan(make_batch(page_size, [row])), 0.2)
+        for q, row in zip(queries, rows, strict=True)
+    ]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 4, 2, 0]):
+        batch = make_batch(page_size, [rows[i] for i in order])
+        together = backend.attention(np.concatenate([queries[i] for i in order]), layer, backend.plan(batch), 0.2)
+        assert together.tobytes() == np.concatenate([alone[i] for i in order]).tobytes()
+
+
+def test_threads_do_not_change_bits() -> None:
+    sequence = Sequence(8, 700, (6, 2), 64)
+    for isa in _native.isas():
+        one, two = (attend(make_backend("cpu", threads=n, isa=isa), sequence, 16, [640, 59, 1]) for n in (1, 2))
+        assert one.tobytes() == two.tobytes()
+
+
+def test_large_scores(backend: Backend) -> None:
+    """One key outweighs all others by more than float32's exponent: its value comes out, no NaN."""
+    sequence = Sequence(9, 40, (1, 1), 16)
+    sequence.q[:] = 30
+    sequence.keys[:] = np.linspace(-9, 9, 40, dtype=np.float32)[:, None, None]
+    out = attend(backend, sequence, 16, [40])
+    np.testing.assert_allclose(out, sequence.values[:, 0], rtol=1e-6)
+
+
+def test_empty_batch(backend: Backend) -> None:
+    layer = KVLayer(np.zeros((16, 1, 8), np.float32), np.zeros((16, 1, 8), np.float32))
+    batch = make_batch(16, [])
+    assert backend.attention(np.zeros((0, 2, 8), np.float32), layer, backend.plan(batch), 1.0).shape == (0, 16)
