@@ -107,7 +107,11 @@ class Bench:
         return updates
 
     def audit(self) -> None:
+        """The books agree, and no page that a launched step reads or writes is free."""
         audit(self.kv, self.scheduler.sequences)
+        free = set(self.kv.pool.free_list().tolist())
+        for batch in self.runner.launched:
+            assert not free & set(batch.page_ids.tolist()), f"step {batch.step} is in flight, and a page of it is free"
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):

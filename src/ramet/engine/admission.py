@@ -36,7 +36,8 @@ class Limits:
 
     def check_prompt(self, prompt: PromptIds) -> Int32:
         """int32[n] of a prompt that is not empty, short enough, and of this model's token ids."""
-        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, (Sequence, np.ndarray)) or np.ndim(prompt) != 1:
+        is_flat = prompt.ndim == 1 if isinstance(prompt, np.ndarray) else isinstance(prompt, Sequence)
+        if not is_flat or isinstance(prompt, (str, bytes)):
             raise InvalidRequest(f"prompt is a flat list of token ids, not {type(prompt).__name__}", "prompt")
         if len(prompt) == 0:
             raise InvalidRequest("prompt is empty; it needs at least 1 token", "prompt")

@@ -79,13 +79,13 @@ class FakeRunner:
         self._clock = clock
         self._cost = cost or StepCost()
         self._faults = faults
-        self._launched: deque[Batch] = deque()
+        self.launched: deque[Batch] = deque()
 
     def launch(self, batch: Batch) -> None:
-        self._launched.append(batch)
+        self.launched.append(batch)
 
     def collect(self) -> StepOutput:
-        batch = self._launched.popleft()
+        batch = self.launched.popleft()
         _check(batch, self._page_size)
         errors = dict(self._faults(batch))
         self._copy_pages(batch)

@@ -10,7 +10,7 @@ from support.engines import CACHES, EOS_IDS, VOCAB_SIZE, Bench
 
 from ramet.core.batch import Batch
 from ramet.core.sampling import SamplingParams
-from ramet.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded
+from ramet.errors import ConfigError, ContextTooLong, EngineDead, InvalidRequest, Overloaded
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 PROMPT = list(range(10, 30))
@@ -30,6 +30,7 @@ PROMPT = list(range(10, 30))
         ["5"],
         [None],
         [[5]],
+        [[5], [6, 7]],
         "text",
         b"text",
         5,
@@ -67,6 +68,12 @@ def test_t12_sampling_ids_beyond_the_vocabulary_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} has {VOCAB_SIZE}"):
         bench.submit(PROMPT, **{name: beyond})
     bench.check_idle()
+
+
+@pytest.mark.parametrize("name", ["max_running_seqs", "max_batch_tokens", "max_queued_requests", "chunked_prefill_size"])
+def test_b044_a_limit_of_0_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
+        Bench(**{name: 0})
 
 
 def test_b040_a_need_that_is_exactly_the_pool_is_taken_and_one_more_is_refused() -> None:
@@ -267,6 +274,7 @@ def test_a_dead_runner_ends_every_request_and_leaves_the_books_right(half: str, 
     bench.engine.abort(names[0])
 
     def break_down(*args: object) -> None:
+        bench.runner.launched.clear()
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(bench.runner, half, break_down)

@@ -16,9 +16,9 @@ def run_two_deep(bench: Bench, abort_at: dict[int, str]) -> list[int]:
     for turn in range(2000):
         if not bench.engine.has_work:
             return depths
-        for _ in range(2 - len(bench.runner._launched)):
+        for _ in range(2 - len(bench.runner.launched)):
             bench.engine.begin_step()
-        depths.append(len(bench.runner._launched))
+        depths.append(len(bench.runner.launched))
         bench.audit()
         if turn in abort_at:
             bench.engine.abort(abort_at[turn])
@@ -45,6 +45,16 @@ def test_b043_b064_two_steps_in_flight_change_no_answer(cache: str, page_size: i
     bench.check_against_cold()
     preemptions = bench.engine.stats().scheduler.num_preemptions
     assert preemptions <= 6, "a launched step's pages come back: waiting for them preempts nobody"
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_duplicates_are_kept_while_a_step_reads_them(cache: str) -> None:
+    bench = Bench(cache=cache, chunked_prefill_size=4, max_batch_tokens=8, max_running_seqs=2)
+    for _ in range(2):
+        bench.submit(list(range(10, 33)), max_tokens=4, **MIXED)
+    run_two_deep(bench, {})
+    bench.check_idle()
+    bench.check_against_cold()
 
 
 def test_b047_abort_with_two_chunks_in_flight_frees_at_the_second() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.engines import CACHES, Bench
+
+from ramet.core.ids import IntBuffer
+from ramet.core.request import Request, Sequence
+from ramet.core.sampling import SamplingParams
 
 LONG = {"ignore_eos": True, "temperature": 0.9}
 
@@ -159,3 +164,19 @@ def test_a_lone_sequence_may_fill_the_pool() -> None:
     answer = bench.answer(prompt(1, 20), max_tokens=4, **LONG)
     assert len(answer.token_ids) == 4
     bench.check_against_cold()
+
+
+def test_a_sequence_that_can_never_run_ends_with_an_error_and_blocks_nobody() -> None:
+    bench = Bench(page_size=4, num_pages=6)
+    too_long = np.array(prompt(1, 25), np.int32)
+    request = Request("too long", too_long, SamplingParams(), seed=0, max_tokens=1)
+    # The edge refuses it; this one comes past the edge.
+    bench.scheduler.add([Sequence(99, request, tokens=IntBuffer(too_long), num_prompt_tokens=25)])
+    bench.clock.advance(1.0)
+    bench.submit(prompt(2, 8), max_tokens=2, **LONG)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    assert batch.seq_ids.tolist() == [0]
+    (news,) = bench.scheduler.take_news()
+    assert (news.request_id, news.finish_reason) == ("too long", "error")
+    assert "25 tokens do not fit" in str(news.error)
