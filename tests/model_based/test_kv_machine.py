@@ -184,6 +184,8 @@ class KVMachine(RuleBasedStateMachine):
 
     def _compute(self, seq, count):
         seq.num_in_flight_tokens = count
+        if self.next_id % 2:
+            self._commit(seq)  # with a step in flight, what it computes is not published
         audit(self.manager, self.seqs)
         self._launch()
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + count):
