@@ -134,11 +134,8 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step's batch, now in flight; None where there is nothing to compute."""
-        num_preemptions = self._num_preemptions
         chunks = self._plan_running()
-        # What a preemption freed is for those still running: admitting into it would only preempt again.
-        if not chunks or self._num_preemptions == num_preemptions:
-            self._plan_waiting(chunks)
+        self._plan_waiting(chunks)
         if not chunks:
             return None
         self._num_steps += 1
