@@ -106,6 +106,7 @@ def test_b146_a_prompt_that_ends_inside_a_character() -> None:
     assert Streamed(SMALL, [], prompt).text == ""
     assert Streamed(SMALL, pepper[2:3], prompt).text == "�"
     assert Streamed(SMALL, pepper[2:], [*prompt, EOS]).text == "��"  # a special token ends the character
+    assert Streamed(SMALL, pepper[1:], [pepper[0], EOS]).text == "���"
 
 
 @given(ANY_TEXT, st.integers(0, 160))

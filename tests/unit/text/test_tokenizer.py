@@ -83,6 +83,12 @@ def test_pre_tokenizers_cut_where_they_should(pre: str, text: str, pieces: list[
     assert [piece for piece, _ in _PRE[pre].pre_tokenizer().pre_tokenize_str(text)] == pieces
 
 
+def test_llama3_takes_whole_words_without_merges() -> None:
+    for pre, ids in (("llama-bpe", [FIRST_MERGED + 3]), ("qwen2", list(b"xyz"))):
+        tokenizer = Tokenizer.from_gguf(gguf(pre=pre, more=[("xyz", NORMAL)]))
+        assert tokenizer.encode("xyz", add_special_tokens=False) == ids
+
+
 def test_only_qwen2_composes_characters() -> None:
     """As its tokenizer.json does; GPT-2's and its like leave text as it is."""
     apart, together = "e\u0301", "\u00e9"
