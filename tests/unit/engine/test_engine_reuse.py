@@ -144,3 +144,18 @@ def test_tenants_share_nothing(cache: str) -> None:
         bench.run()
         cached.append(bench.answers[request_id, 0].num_cached_tokens > 0)
     assert cached == [False, False, cache != "null", False]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4])
+def test_prompt_logprobs_are_told_once_when_the_first_of_n_is_aborted(num_steps: int) -> None:
+    bench = Bench(chunked_prefill_size=5)
+    request_id = bench.submit(list(range(10, 30)), n=3, max_tokens=3, prompt_logprobs=0, **GREEDY)
+    for _ in range(num_steps):
+        bench.step()
+    bench.engine.begin_step()
+    bench.engine.abort_sequence(0)
+    bench.finish_step()
+    bench.run()
+    assert len(bench.prompt_logprobs[request_id]) == 19
+    bench.check_idle()
+    bench.check_against_cold()
