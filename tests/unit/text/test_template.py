@@ -101,6 +101,7 @@ def test_the_same_things_done_honestly_work(filter_name: str) -> None:
 
 
 ENDLESS = [
+    "{% if text == 'x' %}{% endif %}" * 8000,
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}",
     "{% for a in text %}{% for b in text %}{% for c in text %}{% endfor %}{% endfor %}{% endfor %}",
