@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from set_clocks import Seconds
 from vocabulary_files import vocabulary_metadata
 
 from ramet.model.demo import DEMO_FILE, cache_folder
@@ -39,23 +40,6 @@ def demo_metadata() -> dict[str, object]:
 @pytest.fixture(scope="session")
 def demo(demo_metadata: dict[str, object]) -> Tokenizer:
     return Tokenizer.from_gguf(demo_metadata)
-
-
-class Seconds:
-    """A clock that a test sets; ``per_look`` seconds pass with each look."""
-
-    def __init__(self, per_look: float = 0.0) -> None:
-        self.time = 0.0
-        self.per_look = per_look
-
-    def now(self) -> float:
-        self.time += self.per_look
-        return self.time
-
-
-@pytest.fixture
-def clock() -> Seconds:
-    return Seconds()
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Seconds
+from set_clocks import Seconds
 
 from ramet.errors import InvalidRequest, ModelError
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.tokenizer import Tokenizer
 
+ROOT = Path(__file__).parents[3]
 GOLDEN = json.loads((ROOT / "tests/golden/templates.json").read_text(encoding="utf-8"))
 TEMPLATES: dict[str, str] = GOLDEN["templates"]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}" + (

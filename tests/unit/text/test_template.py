@@ -9,7 +9,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from conftest import Seconds
+from set_clocks import Seconds
 
 from ramet.errors import InvalidRequest, ModelError
 from ramet.text.meter import MAX_SECONDS, MAX_SIZE
