@@ -1,0 +1,67 @@
+"""Which backend is made, and the errors that name what could be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ramet import _native
+from ramet.errors import ConfigError
+from ramet.kernels.cpu import CpuBackend, default_threads
+from ramet.kernels.reference import ReferenceBackend
+from ramet.kernels.registry import make_backend
+
+
+def test_names() -> None:
+    assert isinstance(make_backend("reference"), ReferenceBackend)
+    with pytest.raises(ConfigError, match="cpu or reference"):
+        make_backend("tpu")
+
+
+def test_instruction_set_from_argument_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def isa_of(**options: str) -> str:
+        backend = make_backend("cpu", threads=1, **options)
+        assert isinstance(backend, CpuBackend)
+        return backend.isa
+
+    monkeypatch.delenv("RAMET_ISA", raising=False)
+    assert isa_of() == _native.isas()[0]
+    monkeypatch.setenv("RAMET_ISA", "generic")
+    assert isa_of() == "generic"
+    assert isa_of(isa=_native.isas()[0]) == _native.isas()[0]
+    with pytest.raises(ConfigError, match="generic on this machine, not 'sse9'"):
+        isa_of(isa="sse9")
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_threads_out_of_range(threads: int) -> None:
+    with pytest.raises(ConfigError, match="--threads"):
+        make_backend("cpu", threads=threads)
+
+
+def test_default_threads_respect_the_container(tmp_path: Path) -> None:
+    unlimited = default_threads(tmp_path)
+    assert unlimited >= 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert default_threads(tmp_path) == unlimited
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert default_threads(tmp_path) == 1
+
+
+def test_default_threads_on_cgroup_v1(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("30000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert default_threads(tmp_path) == 1
+
+
+def test_common_prefix() -> None:
+    a = np.arange(2000, dtype=np.int32)
+    for at in (0, 1, 15, 16, 17, 255, 256, 1023, 1999):
+        b = a.copy()
+        b[at] = -1
+        assert _native.common_prefix(a, b) == at
+    assert _native.common_prefix(a, a[:700]) == 700
+    assert _native.common_prefix(a, a[:0]) == 0
