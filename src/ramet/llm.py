@@ -243,6 +243,7 @@ class LLM:
     def _abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
         self._assembler.close(request_id)
+        self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets the request go
 
     def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         bar = ProgressBar(transient=True) if len(prompts) >= _PROGRESS_FROM else None
@@ -263,19 +264,22 @@ class LLM:
         return outputs
 
     def _progress_of(self, output: RequestOutput) -> Iterator[RequestOutput]:
-        """Steps until the output is finished; other calls may step in between, so progress is measured on the output itself."""
-        seen = None
+        """Steps until the output is finished; other calls may step in between, so what is new is measured on the output."""
+        given: list[tuple[int, int, str | None]] = [(0, 0, None)] * len(output.outputs)
         while True:
-            now = [(len(answer.token_ids), answer.finish_reason) for answer in output.outputs]
-            if now != seen and (seen is not None or output.finished):
+            now: list[tuple[int, int, str | None]] = [
+                (len(answer.text), len(answer.token_ids), answer.finish_reason) for answer in output.outputs
+            ]
+            if now != given:
+                for answer, (num_chars, _, _) in zip(output.outputs, given, strict=True):
+                    answer.delta = answer.text[num_chars:]
+                given = now
                 yield output
-                for answer in output.outputs:
-                    answer.delta = ""
-            if output.finished:
+            elif output.finished:
                 return
-            seen = now
-            with self._lock:
-                self._assembler.apply(self._engine.step())
+            else:
+                with self._lock:
+                    self._assembler.apply(self._engine.step())
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -17,7 +17,7 @@ def _root() -> None:
 
 
 @app.command("cache")
-def cache(
+def _cache(
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="prompts sent through the cache")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:

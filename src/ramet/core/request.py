@@ -33,9 +33,9 @@ class Namespace:
 class Request:
     """One validated request; immutable.
 
-    ``prompt`` is int32[n], n >= 1. ``seed`` is never None here: the engine draws one at admission where the caller gave none.
-    ``max_tokens`` is resolved against the context. ``stop_ids`` end the output (EOS ids unless ignored, and the
-    caller's); ``eos_ids`` are those banned until ``min_tokens`` besides them.
+    ``prompt`` is int32[n], n >= 1. ``seed`` is never None here: the engine draws one where the caller gave none. ``max_tokens``
+    is resolved against the context. ``stop_ids`` end the output (EOS ids unless ignored, and the caller's) and are banned
+    until ``min_tokens`` of it are there.
     """
 
     request_id: RequestId

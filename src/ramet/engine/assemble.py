@@ -29,7 +29,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's n answers. ``delta`` gathers new text until whoever passes it on empties it.
+    """One of a request's n answers. ``delta`` is, in a stream, the text that is new since the last time.
 
     ``logprobs`` has a dict a token, token id -> Logprob, the token itself always in it. ``stop_reason`` is the stop string or
     stop token id that ended the answer; None for an EOS token.
@@ -145,6 +145,7 @@ class OutputAssembler:
             request.prompt.tolist(),
             stops=sampling.stops,
             include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
             skip_special_tokens=sampling.skip_special_tokens,
         )
 
@@ -173,7 +174,7 @@ class OutputAssembler:
         sampling = entry.request.sampling
         if detokenizer is None or (is_stop and not sampling.include_stop_str_in_output):
             return False  # the text of a stop token is no part of the answer
-        self._add_text(answer, detokenizer.push([token_id]))
+        answer.text += detokenizer.push([token_id])
         if detokenizer.stopped is None:
             return False
         answer.finish_reason, answer.stop_reason = "stop", detokenizer.stopped
@@ -182,25 +183,20 @@ class OutputAssembler:
     def _finish(self, entry: _Open, answer: CompletionOutput, update: SequenceUpdate) -> None:
         detokenizer = entry.detokenizers[answer.index]
         if detokenizer is not None:
-            self._add_text(answer, detokenizer.finish())
+            answer.text += detokenizer.finish()
         answer.finish_reason, answer.error = update.finish_reason, update.error
         caller_stops = entry.request.sampling.stop_token_ids or ()
         if update.stop_token_id in caller_stops:
             answer.stop_reason = update.stop_token_id
 
-    @staticmethod
-    def _add_text(answer: CompletionOutput, text: str) -> None:
-        answer.delta += text
-        answer.text += text
-
     def _named(self, one: TokenLogprobs) -> dict[int, Logprob]:
         """The token first, then the best ones in falling order."""
-        found = {one.token_id: Logprob(one.logprob, one.rank, self._token_text(one.token_id))}
+        text = self._tokenizer.token_text if self._tokenizer else _no_text
+        found = {one.token_id: Logprob(one.logprob, one.rank, text(one.token_id))}
         for rank, (token_id, logprob) in enumerate(zip(one.top_ids.tolist(), one.top_logprobs.tolist(), strict=True), start=1):
-            found.setdefault(token_id, Logprob(logprob, rank, self._token_text(token_id)))
+            found.setdefault(token_id, Logprob(logprob, rank, text(token_id)))
         return found
 
-    def _token_text(self, token_id: int) -> str:
-        if self._tokenizer is None:
-            return ""
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+def _no_text(token_id: int) -> str:
+    return ""

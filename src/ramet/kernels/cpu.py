@@ -20,7 +20,7 @@ __all__ = ["CpuBackend", "default_threads"]
 def default_threads(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores this process may use: those it is bound to, or its container's CPU quota where that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, math.ceil(_cpu_quota(cgroup_root))))
+    return max(1, math.ceil(min(cores, _cpu_quota(cgroup_root))))
 
 
 def _cpu_quota(root: Path) -> float:

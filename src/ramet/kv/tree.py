@@ -46,10 +46,14 @@ class Children(Generic[T]):
         """The item whose key shares most leading tokens with ``probe`` (a page or less), and how many; (None, 0) if none."""
         keys = self.keys
         at = bisect_left(keys, probe)
+        candidates = keys[at - 1 : at + 1] if at else keys[:1]
+        first = probe[:TOKEN_BYTES]
+        if all(key[:TOKEN_BYTES] != first for key in candidates):
+            return None, 0  # by far the most common, and cheaper to see than what follows
         size = len(probe)
         number = int.from_bytes(probe, "big")  # as big-endian numbers, what shares the longer head differs by the smaller xor
         nearest, least = b"", 1 << 8 * size
-        for key in keys[at - 1 : at + 1] if at else keys[:1]:
+        for key in candidates:
             differing = number ^ int.from_bytes(key[:size], "big")
             if differing < least:
                 nearest, least = key, differing

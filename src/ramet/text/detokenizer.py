@@ -18,6 +18,8 @@ class Detokenizer:
     through it with ``include_stop``). U+FFFD stands only where the bytes really are not UTF-8. Which stop wins is told in
     ``StopStrings``. Not thread-safe: one sequence, one reader.
 
+    Stops are looked for in the text that comes after the first ``min_tokens`` tokens.
+
     ``prompt_ids`` matter only at the seam: a character that the prompt began is completed, a broken one is the
     prompt's and is not shown again, and the leading space of a first word is kept where the prompt has text.
     """
@@ -29,11 +31,13 @@ class Detokenizer:
         *,
         stops: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._text = _seam(tokenizer, prompt_ids, skip_special_tokens)
         self._stops = StopStrings.of(tuple(stops))
         self._state = StopStrings.START
@@ -72,6 +76,8 @@ class Detokenizer:
 
     def _release(self, new: str) -> str:
         """What of the held and the new text may go out. ``_held`` stays the text that the automaton's state spells."""
+        if self._num_tokens <= self._min_tokens:
+            return new  # no stop may end the text yet, and none that begins here is remembered
         state = self._state
         for count, char in enumerate(new, 1):
             state = self._stops.step(state, char)

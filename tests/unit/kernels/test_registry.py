@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from ramet import _native
 from ramet.errors import ConfigError
+from ramet.kernels.backend import Weight
 from ramet.kernels.cpu import CpuBackend, default_threads
 from ramet.kernels.reference import ReferenceBackend
 from ramet.kernels.registry import make_backend
@@ -65,3 +68,19 @@ def test_common_prefix() -> None:
         assert _native.common_prefix(a, b) == at
     assert _native.common_prefix(a, a[:700]) == 700
     assert _native.common_prefix(a, a[:0]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_alone() -> None:
+    """The pool's threads stay in the parent; the child gets the same bits, and its end does not hang."""
+    backend = make_backend("cpu", threads=2)
+    weight = backend.pack([Weight("f32", np.ones((3000, 320), np.float32))])
+    x = np.ones((4, 320), np.float32)
+    want = backend.linear(x, weight)
+    time.sleep(0.01)  # the worker is asleep
+    child = os.fork()
+    if child == 0:
+        agrees = backend.linear(x, weight).tobytes() == want.tobytes()
+        del backend
+        os._exit(0 if agrees else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,163 @@
+"""The commands, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from tests.tiny_models import TINY_MODELS, write_folder
+
+RAMET = [sys.executable, "-m", "ramet.cli"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_folder(TINY_MODELS["llama"], tmp_path_factory.mktemp("llama")))
+
+
+def ramet(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RAMET, *args], input=stdin, capture_output=True, text=True, timeout=60, env=os.environ | env)
+
+
+def test_generate_prints_the_answer(folder: str) -> None:
+    done = ramet("generate", "hello", "--model", folder, "--temperature", "0", "--max-tokens", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n")
+    assert done.stderr == ""
+
+
+def test_generate_json_has_what_it_promises(folder: str) -> None:
+    done = ramet("generate", "hello", "--model", folder, "--temperature", "0", "--max-tokens", "5", "--json")
+    answer = json.loads(done.stdout)
+    assert len(answer["token_ids"]) <= 5
+    assert (answer["prompt_tokens"], answer["cached_tokens"]) == (5, 0)
+    assert answer["finish_reason"] in ("length", "stop")
+    assert answer["timings"].keys() >= {"load_s", "ttft_s", "total_s"}
+    assert isinstance(answer["text"], str)
+
+
+def test_prompt_from_standard_input(folder: str) -> None:
+    args = ("--model", folder, "--temperature", "0", "--max-tokens", "5", "--json")
+    assert (
+        json.loads(ramet("generate", "-", *args, stdin="hello").stdout)["token_ids"]
+        == (json.loads(ramet("generate", "hello", *args).stdout)["token_ids"])
+    )
+
+
+def test_chat_option_and_stop(folder: str) -> None:
+    done = ramet("generate", "--chat", "hi", "--system", "be brief", "--model", folder, "--max-tokens", "3", "--json")
+    assert json.loads(done.stdout)["prompt_tokens"] > 30
+
+
+def test_options_come_from_the_environment(folder: str) -> None:
+    done = ramet("generate", "hello", "--max-tokens", "2", "--json", RAMET_MODEL=folder, RAMET_PAGE_SIZE="0")
+    assert done.returncode == 1
+    assert done.stderr == "ramet: page_size is a whole number from 1 to 128, not 0 (--page-size)\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("generate", "x", "--model", "/no/such/file.gguf"), "no file or folder"),
+        (("generate", "x", "--model", __file__), "neither a .gguf file nor a folder"),
+        (("generate", "x", "--model", "{folder}", "--temperature", "nan"), "temperature"),
+        (("generate", "x", "--model", "{folder}", "--max-tokens", "9999"), "max_tokens"),
+        (("generate", "", "--model", "{folder}"), "empty"),
+        (("generate", "x", "--model", "{folder}", "--kv-cache-memory", "100TiB"), "--kv-cache-memory"),
+        (("generate", "x", "--system", "s", "--model", "{folder}"), "--chat"),
+        (("generate", "x", "--model", "{folder}", "--isa", "mmx"), "mmx"),
+    ],
+)
+def test_errors_are_one_line(folder: str, args: tuple[str, ...], words: str) -> None:
+    done = ramet(*(arg.format(folder=folder) for arg in args))
+    assert done.returncode == 1
+    assert re.fullmatch(r"ramet: [^\n]+\n", done.stderr), done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_unknown_options_are_usage_errors(folder: str) -> None:
+    done = ramet("generate", "x", "--max-token", "5")
+    assert done.returncode == 2
+    assert "--max-tokens" in done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, ramet.cli; print([m for m in ('numpy', 'tokenizers', 'jinja2', 'ramet._native') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    assert "generate" in ramet("--help").stdout
+    assert re.fullmatch(r"ramet \d+\.\d+\.\d+\n", ramet("--version").stdout)
+
+
+def test_chat_keeps_its_history_in_the_tree(folder: str) -> None:
+    lines = "hello, my dear little tree\nwhat now\n/stats\n/reset\n/what\n/exit\n"
+    done = ramet("chat", "--model", folder, "--temperature", "0", "--max-tokens", "8", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    stats = dict(re.findall(r"^ *(num_\w+)  (\d+)$", done.stdout, re.MULTILINE))
+    assert int(stats["num_hit_tokens"]) > 20
+    assert "(new conversation)" in done.stdout
+    assert "/reset starts over" in done.stdout
+
+
+def test_chat_says_when_the_context_is_full(folder: str) -> None:
+    done = ramet("chat", "--model", folder, "--max-tokens", "4", stdin="x" * 300 + "\nok\n")
+    assert done.returncode == 0
+    assert "/reset starts over" in done.stdout.split("\n", 2)[2]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(folder: str) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(RAMET[0], [*RAMET, "chat", "--model", folder, "--temperature", "0"])
+    try:
+        _read_until(terminal, "> ")
+        os.write(terminal, b"hello\n")
+        _read_until(terminal, "hello")  # the echo: the answer is under way, or done
+        os.write(terminal, b"\x03")
+        _read_until(terminal, "> ")
+        os.write(terminal, b"/stats\n")
+        _read_until(terminal, "num_hit_tokens")
+        os.write(terminal, b"/exit\n")
+        assert _exit_code(pid) == 0
+    finally:
+        os.close(terminal)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _read_until(terminal: int, words: str, limit_s: float = 30) -> None:
+    seen, deadline = "", time.monotonic() + limit_s
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
+        if not ready:
+            pytest.fail(f"{words!r} did not come; the screen was {seen[-500:]!r}")
+        seen += os.read(terminal, 4096).decode(errors="replace")
+
+
+def _exit_code(pid: int, limit_s: float = 20) -> int:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    pytest.fail("the program did not leave")
+
+
+def test_the_package_is_light() -> None:
+    """No torch and no transformers behind the runtime dependencies."""
+    from importlib.metadata import requires
+
+    runtime = [line for line in requires("ramet") or [] if "extra ==" not in line]
+    assert not [line for line in runtime if re.match(r"(torch|transformers|scipy|pandas)\b", line)]
