@@ -35,15 +35,16 @@ Pool::~Pool() {
     end();
   } else {  // a forked child: the threads exist in the parent only
     for (std::thread& worker : workers_) worker.detach();
+    static_cast<void>(bed_.release());  // it has sleepers that will never leave, for whom its end would wait
   }
 }
 
 void Pool::end() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(bed_->mutex);
     stop_.store(true);
   }
-  wake_.notify_all();
+  bed_->wake.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -57,8 +58,9 @@ void Pool::run_job(const Job& job) {
   const uint64_t turn = (gate_.load() >> 17) + 1;
   gate_.store(turn << 17 | kOpen);
   if (num_asleep_.load() > 0) {
-    const std::lock_guard<std::mutex> lock(mutex_);  // a worker is asleep, or has not yet looked at the gate
-    wake_.notify_all();
+    const std::lock_guard<std::mutex> lock(
+        bed_->mutex);  // a worker is asleep, or has not yet looked at the gate
+    bed_->wake.notify_all();
   }
   take_ranges(0);
   gate_.fetch_and(~kOpen);
@@ -102,9 +104,9 @@ void Pool::serve(int thread) {
       joined = join(seen);
     }
     if (!joined) {
-      std::unique_lock<std::mutex> lock(mutex_);
+      std::unique_lock<std::mutex> lock(bed_->mutex);
       num_asleep_.fetch_add(1);
-      wake_.wait(lock, [&] { return stop_.load() || (joined = join(seen)); });
+      bed_->wake.wait(lock, [&] { return stop_.load() || (joined = join(seen)); });
       num_asleep_.fetch_sub(1);
     }
     if (joined) {

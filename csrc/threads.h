@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -55,8 +56,11 @@ private:
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<bool> stop_{false};
   std::atomic<int> num_asleep_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  struct Bed {  // where workers sleep
+    std::mutex mutex;
+    std::condition_variable wake;
+  };
+  std::unique_ptr<Bed> bed_ = std::make_unique<Bed>();
   std::vector<std::thread> workers_;
 };
 
