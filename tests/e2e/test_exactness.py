@@ -11,7 +11,6 @@ import os
 import random
 import struct
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ import pytest
 from ramet import LLM, RequestOutput, SamplingParams
 from tests.tiny_models import TINY_MODELS, write_folder
 
-AXES: Mapping[str, tuple[Any, ...]] = {
-    "family": tuple(TINY_MODELS),
-    "weights": ("float32", "bfloat16", "int8", "int4"),
+_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "cache": ("none", "radix", "hash"),
     "page_size": (1, 16, 64),
     "chunk": (7, 64, None),
@@ -30,16 +27,17 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "threads": (1, 2),
     "what": ("plain", "warm", "preempted", "forked"),
 }
+TINY = {"family": tuple(TINY_MODELS), "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
+DEMO = {"family": ("demo",), "weights": ("as shipped",), **_SETTINGS}
 Cell = dict[str, Any]
-
 _TIGHT_POOL = {1: 145, 16: 160, 64: 192}  # tokens; see _preempted
 _VOCAB = 300
 
 
-def cells() -> list[Cell]:
+def cells(axes: Mapping[str, tuple[Any, ...]]) -> list[Cell]:
     if os.environ.get("RAMET_EXACT") == "full":
-        return [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
-    return list(pairwise(AXES))
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return list(pairwise(axes))
 
 
 def pairwise(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Cell]:
@@ -100,46 +98,64 @@ def bits(output: RequestOutput, index: int = 0) -> tuple[Any, ...]:
     return tuple(answer.token_ids), floats, answer.finish_reason
 
 
+class Models:
+    """Makes each tiny checkpoint once, and keeps what each family answers without cache, mates and threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._baselines: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+
+    def llm(self, cell: Cell, **options: Any) -> LLM:
+        if cell["family"] == "demo":
+            return LLM(**options)
+        weights = cell["weights"]
+        dtype = "F32" if weights == "float32" else "BF16"
+        folder = self._root / f"{cell['family']}-{dtype}"
+        if not folder.exists():
+            write_folder(TINY_MODELS[cell["family"]], folder, dtype=dtype, tokenizer=False)
+        return LLM(str(folder), quantization=weights if weights.startswith("int") else None, **options)
+
+    def baseline(self, cell: Cell) -> list[tuple[Any, ...]]:
+        name = (cell["family"], cell["weights"])
+        if name not in self._baselines:
+            with self.llm(cell, prefix_cache="none", threads=1, page_size=16, max_running_seqs=1, kv_cache_memory="64MiB") as llm:
+                self._baselines[name] = [bits(llm.generate([prompt], params)[0]) for prompt, params in PROBES]
+        return self._baselines[name]
+
+
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @cache
-    def folder(family: str, dtype: str) -> Path:
-        path = tmp_path_factory.mktemp(f"{family}-{dtype}")
-        return write_folder(TINY_MODELS[family], path, dtype=dtype, tokenizer=False)
-
-    return folder
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="session")
-def baseline(folders: Any) -> Any:
-    @cache
-    def answers(family: str, weights: str) -> list[tuple[Any, ...]]:
-        with _llm(folders, family, weights, prefix_cache="none", threads=1, page_size=16, max_running_seqs=1) as llm:
-            return [bits(llm.generate([prompt], params)[0]) for prompt, params in PROBES]
-
-    return answers
+def _name(cell: Cell) -> str:
+    return "-".join(str(value) for value in cell.values())
 
 
-def _llm(folders: Any, family: str, weights: str, **options: Any) -> LLM:
-    dtype = "F32" if weights == "float32" else "BF16"
-    quantization = weights if weights.startswith("int") else None
-    return LLM(str(folders(family, dtype)), quantization=quantization, **options)
+@pytest.mark.parametrize("cell", cells(TINY), ids=_name)
+def test_tiny_models(cell: Cell, models: Models) -> None:
+    _compare(cell, models)
 
 
-@pytest.mark.parametrize("cell", cells(), ids=lambda cell: "-".join(str(v) for v in cell.values()))
-def test_same_request_same_bits(cell: Cell, folders: Any, baseline: Any) -> None:
-    expected = baseline(cell["family"], cell["weights"])
+@pytest.mark.demo
+@pytest.mark.parametrize("cell", cells(DEMO), ids=_name)
+def test_demo_model(cell: Cell, models: Models) -> None:
+    _compare(cell, models)
+
+
+def _compare(cell: Cell, models: Models) -> None:
     options: dict[str, Any] = {
         "prefix_cache": cell["cache"],
         "page_size": cell["page_size"],
         "chunked_prefill_size": cell["chunk"],
         "threads": cell["threads"],
         "max_running_seqs": cell["batch"],
+        "kv_cache_memory": "64MiB",
     }
     if cell["what"] == "preempted":
         options |= {"max_running_seqs": 8, "max_total_tokens": _TIGHT_POOL[cell["page_size"]]}
-    with _llm(folders, cell["family"], cell["weights"], **options) as llm:
-        assert _ANSWERS[cell["what"]](llm) == expected
+    with models.llm(cell, **options) as llm:
+        assert _ANSWERS[cell["what"]](llm) == models.baseline(cell)
 
 
 def _plain(llm: LLM) -> list[tuple[Any, ...]]:

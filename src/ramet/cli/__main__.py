@@ -2,6 +2,7 @@
 
 from ramet.cli import main
 
-__all__: list[str] = []
+__all__ = ["main"]
 
-main()
+if __name__ == "__main__":
+    main()
