@@ -14,8 +14,7 @@ import time
 from contextlib import suppress
 
 import pytest
-
-from tests.tiny_models import TINY_MODELS, write_folder
+from tiny_models import TINY_MODELS, write_folder
 
 RAMET = [sys.executable, "-m", "ramet.cli"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, RequestOutput, SamplingParams
-from tests.tiny_models import TINY_MODELS, write_folder
 
 _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "cache": ("none", "radix", "hash"),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, ConfigError, ContextTooLong, InvalidRequest, ModelError, SamplingParams
 from ramet.kv.audit import audit
-from tests.tiny_models import TINY_MODELS, write_folder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
