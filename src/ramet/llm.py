@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
 from ramet.config import (
@@ -246,7 +247,7 @@ class LLM:
         self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets the request go
 
     def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        bar = ProgressBar(transient=True) if len(prompts) >= _PROGRESS_FROM else None
+        bar = _progress_bar() if len(prompts) >= _PROGRESS_FROM else None
         with self._lock, bar or nullcontext():
             outputs: list[RequestOutput] = []
             try:
@@ -280,6 +281,12 @@ class LLM:
             else:
                 with self._lock:
                     self._assembler.apply(self._engine.step())
+
+
+def _progress_bar() -> ProgressBar:
+    """On stderr, where it is a terminal; gone when all is done."""
+    console = Console(stderr=True)
+    return ProgressBar(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
