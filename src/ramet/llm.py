@@ -254,10 +254,11 @@ class LLM:
                 for (token_ids, text), sampling in zip(prompts, params, strict=True):
                     outputs.append(self._submit(token_ids, text, sampling))
                 task = bar.add_task("prompts", total=len(prompts)) if bar else None
-                while not all(output.finished for output in outputs):
-                    done = [out for out in self._assembler.apply(self._engine.step()) if out.finished]
+                pending = {output.request_id for output in outputs}
+                while pending:
+                    pending -= {out.request_id for out in self._assembler.apply(self._engine.step()) if out.finished}
                     if bar and task is not None:
-                        bar.advance(task, len(done))
+                        bar.update(task, completed=len(outputs) - len(pending))
             except BaseException:
                 for output in outputs:
                     self._abort(output.request_id)
