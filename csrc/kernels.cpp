@@ -15,7 +15,11 @@ void pack_dense(const T* src, int64_t num, int64_t k, T* dst) {
 
 void pack_int8(const uint8_t* src, int64_t num, int64_t k, uint8_t* dst) {
   for (int64_t lane = 0; lane < num; ++lane) {
-    for (int64_t i = 0; i < k; i += 4) std::memcpy(dst + i * kPanel + lane * 4, src + lane * k + i, 4);
+    const uint8_t* row = src + lane * k;
+    for (int64_t i = 0; i < k; i += 4) {
+      const uint8_t four[4] = {row[i], row[i + 2], row[i + 1], row[i + 3]};
+      std::memcpy(dst + i * kPanel + lane * 4, four, 4);
+    }
   }
 }
 
@@ -23,9 +27,10 @@ void pack_nibbles(const uint8_t* src, int64_t num, int64_t k, uint8_t* dst) {
   for (int64_t lane = 0; lane < num; ++lane) {
     const uint8_t* row = src + lane * k;
     for (int64_t i = 0; i < k; i += 8) {
-      for (int64_t j = 0; j < 4; ++j) {
-        const int low = row[i + j] & 15, high = row[i + 4 + j] & 15;
-        dst[i / 8 * 64 + lane * 4 + j] = static_cast<uint8_t>(low | high << 4);
+      for (int64_t b = 0; b < 4; ++b) {  // byte b is half of word b / 2
+        const int64_t at = i + b % 2 * 4 + b / 2;
+        const int low = row[at] & 15, high = row[at + 2] & 15;
+        dst[i / 8 * 64 + lane * 4 + b] = static_cast<uint8_t>(low | high << 4);
       }
     }
   }
@@ -101,7 +106,7 @@ void Kernels::linear(const float* x, int64_t rows, const PackedWeight& weight, c
   const std::lock_guard<std::mutex> lock(mutex_);
   Activations a{rows, weight.k, x, nullptr, nullptr};
   if (weight.has_quantized) {
-    auto* codes = codes_.get<int8_t>(static_cast<size_t>(rows * weight.k));
+    auto* codes = codes_.get<int16_t>(static_cast<size_t>(rows * weight.k));
     auto* groups = groups_.get<GroupScale>(static_cast<size_t>(rows * weight.k / kGroup));
     over_rows(rows, weight.k, [&](int64_t begin, int64_t end, int) {
       ops_.quantize(x, weight.k, codes, groups, begin, end);

@@ -15,15 +15,17 @@ constexpr int64_t kMaxTaskRows = 16;
 
 enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
 
-inline bool is_quantized(Format f) { return f == Format::q8 || f == Format::q4; }
+constexpr bool is_quantized(Format f) { return f == Format::q8 || f == Format::q4; }
 
 // N x K in panels of 16 outputs, the last one filled up with zeros.
 //
 //   dense   panel: [K][16] values
-//   q8      panel: [K/32] groups of [8][16][4] int8, k = 4 i + j; then [K/32][16] float16 scales
-//   q4      panel: [K/32] groups of [4][16][4] bytes, low nibble k = 8 i + j, high nibble k = 8 i + 4 + j;
-//   then
-//                  [K/32][2][16] float16 scales and minima
+//   q8      panel: [K/4][16][2] words of 16 bits: byte s of word j of step i is k = 4 i + 2 s + j;
+//                  then [K/32][16] float16 scales
+//   q4      panel: [K/8][16][2] words of 16 bits: nibble s of word j of step i is k = 8 i + 2 s + j;
+//                  then [K/32][2][16] float16 scales and minima
+//
+// So a pair of inputs meets the same part of every word.
 struct Matrix {
   Format format;
   int64_t n, k;
@@ -55,18 +57,20 @@ inline size_t panel_bytes(Format f, int64_t k) {
   return (code_bytes(f, k) + scales + 63) / 64 * 64;
 }
 
-// How a group of 32 inputs of one row was rounded: x ~ scale * code.
+// How a group of 32 inputs of one row was rounded: x ~ scale * code, |code| <= kMaxCode. A group's dot
+// product is at most 32 * 128 * kMaxCode < 2^27, so it is exact in int32 and its bits do not depend on how it
+// is taken: pairs of 16 bits, or 8-bit halves of the codes in a matrix unit.
+constexpr int32_t kMaxCode = 32767;
 struct GroupScale {
   float scale;
   float offset;  // scale * sum of codes: what a weight's minimum is multiplied with
-  int32_t sum;   // of codes
 };
 
 // Rows of activations; codes and groups are null where no quantised matrix is to be multiplied.
 struct Activations {
   int64_t rows, k;
   const float* x;            // [rows][k]
-  const int8_t* codes;       // [rows][k]
+  const int16_t* codes;      // [rows][k]
   const GroupScale* groups;  // [rows][k/32]
 };
 
@@ -106,7 +110,7 @@ inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {  //
 
 struct Ops {
   const char* name;
-  void (*quantize)(const float* x, int64_t k, int8_t* codes, GroupScale* groups, int64_t begin, int64_t end);
+  void (*quantize)(const float* x, int64_t k, int16_t* codes, GroupScale* groups, int64_t begin, int64_t end);
   void (*linear)(const Matrix&, const Activations&, const float* bias, float* y, int64_t ldy,
                  int64_t panel_begin, int64_t panel_end);
   void (*embed)(const Matrix&, int64_t row, float* y);

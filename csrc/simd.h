@@ -1,5 +1,5 @@
-// The one vector of the kernels: 16 floats (or int32, or 16 groups of four codes), whatever the machine's
-// registers hold.
+// The one vector of the kernels: 16 floats (or 16 pairs of 16-bit integers, or their dot products), whatever
+// the machine's registers hold.
 //
 // An instruction set is a header in simd/ with a few one-line primitives on its own register; this file makes
 // 16 lanes of them. A file that includes it is compiled once per set, with RAMET_ISA naming the set, and
@@ -20,14 +20,14 @@ constexpr int kRegs = 16 / kLanes;
 struct f32x16 {
   freg r[kRegs];
 };
-struct i32x16 {
-  ireg r[kRegs];
-};
-struct codes64 {
+struct codes16 {  // of 16 outputs, 32 bits each
   creg r[kRegs];
-};  // 16 outputs by 4 inputs, one byte each
-struct nibble_sum {
-  nreg r[kRegs];
+};
+struct pairs16 {
+  preg r[kRegs];
+};
+struct dots16 {
+  dreg r[kRegs];
 };
 
 #define RAMET_EACH for (int i = 0; i < kRegs; ++i)
@@ -56,7 +56,9 @@ static inline void store(float* p, const f32x16& x) { RAMET_EACH f_store(p + i *
 static inline void store_bf16(uint16_t* p, const f32x16& x) {
   RAMET_EACH f_store_bf16(p + i * kLanes, x.r[i]);
 }
-static inline void store_int8(int8_t* p, const f32x16& x) { RAMET_EACH f_store_int8(p + i * kLanes, x.r[i]); }
+static inline void store_int16(int16_t* p, const f32x16& x) {
+  RAMET_EACH f_store_int16(p + i * kLanes, x.r[i]);
+}
 
 // The first n of 16 lanes; the others are zero.
 static inline f32x16 load_some(const float* p, int64_t n) {
@@ -100,11 +102,6 @@ static inline f32x16 abs(const f32x16& a) {
 static inline f32x16 fma(const f32x16& a, const f32x16& b, const f32x16& c) {
   f32x16 y;
   RAMET_EACH y.r[i] = f_fma(a.r[i], b.r[i], c.r[i]);
-  return y;
-}
-static inline f32x16 to_float(const i32x16& a) {
-  f32x16 y;
-  RAMET_EACH y.r[i] = f_from_int(a.r[i]);
   return y;
 }
 static inline f32x16 pow2(const f32x16& n) {
@@ -167,55 +164,42 @@ static inline void transpose(f32x16 (&x)[16]) {
   }
 }
 
-// Products of codes with four int8 inputs that all 16 outputs share. Sums are exact.
-static inline codes64 load_codes(const uint8_t* p) {
-  codes64 y;
+// Products of codes with pairs of 16-bit inputs that all 16 outputs share. Sums are exact.
+static inline codes16 load_codes(const uint8_t* p) {
+  codes16 y;
   RAMET_EACH y.r[i] = c_load(p + i * kLanes * 4);
   return y;
 }
-static inline codes64 low_nibbles(const codes64& c) {
-  codes64 y;
-  RAMET_EACH y.r[i] = c_low(c.r[i]);
+template <int S>
+static inline pairs16 byte_pairs(const codes16& c) {  // byte S of each word, signed
+  pairs16 y;
+  RAMET_EACH y.r[i] = c_bytes<S>(c.r[i]);
   return y;
 }
-static inline codes64 high_nibbles(const codes64& c) {
-  codes64 y;
-  RAMET_EACH y.r[i] = c_high(c.r[i]);
+template <int S>
+static inline pairs16 nibble_pairs(const codes16& c) {  // nibble S of each word, unsigned
+  pairs16 y;
+  RAMET_EACH y.r[i] = c_nibbles<S>(c.r[i]);
   return y;
 }
-static inline codes64 signed_codes(const codes64& c) {
-  codes64 y;
-  RAMET_EACH y.r[i] = c_signed(c.r[i]);
+static inline preg two_inputs(const int16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, sizeof two);
+  return p_repeat(two);
+}
+static inline dots16 no_dots() {
+  dots16 y;
+  RAMET_EACH y.r[i] = d_zero();
   return y;
 }
-static inline creg four_inputs(const int8_t* x) {
-  int32_t four;
-  std::memcpy(&four, x, sizeof four);
-  return c_repeat(four);
-}
-static inline nibble_sum no_nibbles() {
-  nibble_sum y;
-  RAMET_EACH y.r[i] = n_zero();
+static inline dots16 dot(const dots16& sum, const pairs16& codes, preg x) {
+  dots16 y;
+  RAMET_EACH y.r[i] = d_add(sum.r[i], codes.r[i], x);
   return y;
 }
-static inline nibble_sum dot(const nibble_sum& sum, const codes64& nibbles, creg x) {
-  nibble_sum y;
-  RAMET_EACH y.r[i] = n_dot(sum.r[i], nibbles.r[i], x);
-  return y;
-}
-static inline i32x16 close(const nibble_sum& sum) {
-  i32x16 y;
-  RAMET_EACH y.r[i] = n_close(sum.r[i]);
-  return y;
-}
-static inline i32x16 start_sum(int32_t sum_x) {
-  i32x16 y;
-  RAMET_EACH y.r[i] = i_start(sum_x);
-  return y;
-}
-static inline i32x16 dot(const i32x16& sum, const codes64& codes, creg x) {
-  i32x16 y;
-  RAMET_EACH y.r[i] = i_dot(sum.r[i], codes.r[i], x);
+static inline f32x16 to_float(const dots16& sum) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_from_int(d_close(sum.r[i]));
   return y;
 }
 

@@ -18,99 +18,75 @@ f32x16 load_values(const uint8_t* panel, int64_t k) {
   return load_bf16(reinterpret_cast<const uint16_t*>(panel) + i);
 }
 
-// A tile of M rows by P panels: acc[m][p] over all of K.
+// Tiles of M rows by P panels: acc[m][p] over all of K.
 template <Format F, int M, int P>
-struct Tile {
-  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
-                  f32x16 (&acc)[M][P]) {
-    const float* x = a.x + m0 * a.k;
-    for (int64_t k = 0; k < a.k; ++k) {
-      f32x16 values[P];
+void add_dense(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0, f32x16 (&acc)[M][P]) {
+  const float* x = a.x + m0 * a.k;
+  for (int64_t k = 0; k < a.k; ++k) {
+    f32x16 values[P];
+    for (int p = 0; p < P; ++p) values[p] = load_values<F>(panel + static_cast<size_t>(p) * w.panel_bytes, k);
+    for (int m = 0; m < M; ++m) {
+      const f32x16 xk = set(x[m * a.k + k]);
+      for (int p = 0; p < P; ++p) acc[m][p] = fma(xk, values[p], acc[m][p]);
+    }
+  }
+}
+
+template <Format F>
+constexpr int kParts = F == Format::q8 ? 2 : 4;  // of a word of 16 bits, one code each
+
+// Part S of the words, against the two inputs of each row that it belongs to.
+template <Format F, int S, int M, int P>
+inline void add_part(const codes16 (&codes)[P], const int16_t* x, int64_t k, dots16 (&sums)[M][P]) {
+  pairs16 pairs[P];
+  for (int p = 0; p < P; ++p) {
+    if constexpr (F == Format::q8) pairs[p] = byte_pairs<S>(codes[p]);
+    if constexpr (F == Format::q4) pairs[p] = nibble_pairs<S>(codes[p]);
+  }
+  for (int m = 0; m < M; ++m) {
+    const preg two = two_inputs(x + m * k + 2 * S);
+    for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], pairs[p], two);
+  }
+}
+
+template <Format F, int M, int P>
+void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
+                   f32x16 (&acc)[M][P]) {
+  constexpr int kSteps = kGroup / 2 / kParts<F>;
+  const int64_t num_groups = a.k / kGroup;
+  const int16_t* x = a.codes + m0 * a.k;
+  const GroupScale* groups = a.groups + m0 * num_groups;
+  const uint8_t* scales = panel + code_bytes(F, a.k);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    dots16 sums[M][P];
+    for (int m = 0; m < M; ++m) {
+      for (int p = 0; p < P; ++p) sums[m][p] = no_dots();
+    }
+    for (int i = 0; i < kSteps; ++i) {
+      codes16 codes[P];
       for (int p = 0; p < P; ++p)
-        values[p] = load_values<F>(panel + static_cast<size_t>(p) * w.panel_bytes, k);
+        codes[p] = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps + i) * 64);
+      const int16_t* inputs = x + g * kGroup + i * 2 * kParts<F>;
+      add_part<F, 0>(codes, inputs, a.k, sums);
+      add_part<F, 1>(codes, inputs, a.k, sums);
+      if constexpr (F == Format::q4) {
+        add_part<F, 2>(codes, inputs, a.k, sums);
+        add_part<F, 3>(codes, inputs, a.k, sums);
+      }
+    }
+    for (int p = 0; p < P; ++p) {
+      const auto* halves = reinterpret_cast<const uint16_t*>(scales + static_cast<size_t>(p) * w.panel_bytes);
+      halves += g * kPanel * (F == Format::q4 ? 2 : 1);
+      const f32x16 scale = load_f16(halves);
       for (int m = 0; m < M; ++m) {
-        const f32x16 xk = set(x[m * a.k + k]);
-        for (int p = 0; p < P; ++p) acc[m][p] = fma(xk, values[p], acc[m][p]);
+        const GroupScale& group = groups[m * num_groups + g];
+        acc[m][p] = fma(to_float(sums[m][p]), mul(scale, set(group.scale)), acc[m][p]);
+        if constexpr (F == Format::q4)
+          acc[m][p] = fma(load_f16(halves + kPanel), set(group.offset), acc[m][p]);
       }
     }
   }
-};
-
-template <int M, int P>
-struct Tile<Format::q8, M, P> {
-  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
-                  f32x16 (&acc)[M][P]) {
-    const int64_t num_groups = a.k / kGroup;
-    const int8_t* x = a.codes + m0 * a.k;
-    const GroupScale* groups = a.groups + m0 * num_groups;
-    for (int64_t g = 0; g < num_groups; ++g) {
-      i32x16 sums[M][P];
-      for (int m = 0; m < M; ++m) {
-        for (int p = 0; p < P; ++p) sums[m][p] = start_sum(groups[m * num_groups + g].sum);
-      }
-      for (int i = 0; i < 8; ++i) {
-        codes64 codes[P];
-        for (int p = 0; p < P; ++p) {
-          codes[p] =
-              signed_codes(load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * 8 + i) * 64));
-        }
-        for (int m = 0; m < M; ++m) {
-          const creg four = four_inputs(x + m * a.k + g * kGroup + i * 4);
-          for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], codes[p], four);
-        }
-      }
-      for (int p = 0; p < P; ++p) {
-        const uint8_t* end = panel + static_cast<size_t>(p) * w.panel_bytes + code_bytes(Format::q8, a.k);
-        const f32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(end) + g * kPanel);
-        for (int m = 0; m < M; ++m) {
-          const f32x16 both = mul(scale, set(groups[m * num_groups + g].scale));
-          acc[m][p] = fma(to_float(sums[m][p]), both, acc[m][p]);
-        }
-      }
-    }
-  }
-};
-
-template <int M, int P>
-struct Tile<Format::q4, M, P> {
-  static void run(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
-                  f32x16 (&acc)[M][P]) {
-    const int64_t num_groups = a.k / kGroup;
-    const int8_t* x = a.codes + m0 * a.k;
-    const GroupScale* groups = a.groups + m0 * num_groups;
-    for (int64_t g = 0; g < num_groups; ++g) {
-      nibble_sum sums[M][P];
-      for (int m = 0; m < M; ++m) {
-        for (int p = 0; p < P; ++p) sums[m][p] = no_nibbles();
-      }
-      for (int i = 0; i < 4; ++i) {
-        codes64 low[P], high[P];
-        for (int p = 0; p < P; ++p) {
-          const codes64 both = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * 4 + i) * 64);
-          low[p] = low_nibbles(both);
-          high[p] = high_nibbles(both);
-        }
-        for (int m = 0; m < M; ++m) {
-          const int8_t* eight = x + m * a.k + g * kGroup + i * 8;
-          const creg first = four_inputs(eight), second = four_inputs(eight + 4);
-          for (int p = 0; p < P; ++p) {
-            sums[m][p] = dot(dot(sums[m][p], low[p], first), high[p], second);
-          }
-        }
-      }
-      for (int p = 0; p < P; ++p) {
-        const uint8_t* end = panel + static_cast<size_t>(p) * w.panel_bytes + code_bytes(Format::q4, a.k);
-        const auto* scales = reinterpret_cast<const uint16_t*>(end) + g * 2 * kPanel;
-        const f32x16 scale = load_f16(scales), minimum = load_f16(scales + kPanel);
-        for (int m = 0; m < M; ++m) {
-          const GroupScale& group = groups[m * num_groups + g];
-          acc[m][p] = fma(to_float(close(sums[m][p])), mul(scale, set(group.scale)), acc[m][p]);
-          acc[m][p] = fma(minimum, set(group.offset), acc[m][p]);
-        }
-      }
-    }
-  }
-};
+}
 
 struct Output {
   const float* bias;  // may be null
@@ -124,7 +100,10 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   for (int m = 0; m < M; ++m) {
     for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f);
   }
-  Tile<F, M, P>::run(w, w.panel(panel), a, m0, acc);
+  if constexpr (is_quantized(F))
+    add_quantized<F>(w, w.panel(panel), a, m0, acc);
+  else
+    add_dense<F>(w, w.panel(panel), a, m0, acc);
   for (int p = 0; p < P; ++p) {
     const int64_t n0 = (panel + p) * kPanel, n = w.n - n0;
     for (int m = 0; m < M; ++m) {
@@ -201,13 +180,15 @@ void embed(const Matrix& w, int64_t row, float* y) {
         y[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
         break;
       case Format::q8: {
-        const auto code = static_cast<int8_t>(panel[k / 4 * 64 + lane * 4 + k % 4]);
+        const int64_t word = k / 4 * kPanel + lane, byte = k % 2 * 2 + k / 2 % 2;
+        const auto code = static_cast<int8_t>(panel[word * 4 + byte]);
         y[k] = half_to_float(scales[g * kPanel]) * code;
         break;
       }
       case Format::q4: {
-        const uint8_t two = panel[k / 8 * 64 + lane * 4 + k % 4];
-        const int code = k / 4 % 2 ? two >> 4 : two & 15;
+        const int64_t word = k / 8 * kPanel + lane, byte = k % 2 * 2 + k / 4 % 2;
+        const uint8_t two = panel[word * 4 + byte];
+        const int code = k / 2 % 2 ? two >> 4 : two & 15;
         y[k] = half_to_float(scales[2 * g * kPanel]) * static_cast<float>(code) +
                half_to_float(scales[(2 * g + 1) * kPanel]);
         break;

@@ -5,24 +5,28 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-constexpr float kTiny = 1e-30f;  // a group with nothing larger is all zeros: 127 / kTiny must be finite
+// A group with nothing larger is all zeros: kMaxCode / kTiny must be finite.
+constexpr float kTiny = 1e-30f;
 
-// By groups of 32: scale = max|x| / 127. NaN or infinity in a group makes its scale NaN, so that the results
-// show it.
-void quantize(const float* x, int64_t k, int8_t* codes, GroupScale* groups, int64_t begin, int64_t end) {
+// By groups of 32: scale = max|x| / kMaxCode, codes half to even. NaN or infinity in a group makes its scale
+// NaN and its codes zero, so that every result of the row is NaN.
+void quantize(const float* x, int64_t k, int16_t* codes, GroupScale* groups, int64_t begin, int64_t end) {
   const int64_t num_groups = k / kGroup;
+  constexpr auto kLargest = static_cast<float>(kMaxCode);
   for (int64_t i = begin * num_groups; i < end * num_groups; ++i) {
     const f32x16 a = load(x + i * kGroup), b = load(x + i * kGroup + 16), zero = set(0.0f);
-    const float taint = reduce_add(fma(a, zero, mul(b, zero)));
+    if (reduce_add(fma(a, zero, mul(b, zero))) != 0.0f) {
+      std::memset(codes + i * kGroup, 0, kGroup * sizeof(int16_t));
+      groups[i] = {__builtin_nanf(""), __builtin_nanf("")};
+      continue;
+    }
     const float largest = reduce_max(max(abs(a), abs(b)));
-    const f32x16 inverse = set(largest > kTiny ? 127.0f / largest : 0.0f);
+    const f32x16 inverse = set(largest > kTiny ? kLargest / largest : 0.0f);
     const f32x16 low = round(mul(a, inverse)), high = round(mul(b, inverse));
-    store_int8(codes + i * kGroup, low);
-    store_int8(codes + i * kGroup + 16, high);
-    int32_t sum = 0;
-    for (int64_t j = 0; j < kGroup; ++j) sum += codes[i * kGroup + j];
-    const float scale = largest * (1.0f / 127.0f) + taint;
-    groups[i] = {scale, scale * static_cast<float>(sum), sum};
+    store_int16(codes + i * kGroup, low);
+    store_int16(codes + i * kGroup + 16, high);
+    const float scale = largest * (1.0f / kLargest);
+    groups[i] = {scale, scale * reduce_add(add(low, high))};  // whole numbers under 2^24: an exact sum
   }
 }
 

@@ -9,8 +9,9 @@ namespace RAMET_ISA {
 
 using freg = __m256;   // kLanes floats
 using ireg = __m256i;  // kLanes int32
-using creg = __m256i;  // kLanes groups of four 8-bit codes
-using nreg = __m256i;  // sums of products with 4-bit codes, still open: pairs in int16
+using creg = __m256i;  // kLanes times two words of packed codes
+using preg = __m256i;  // kLanes pairs of int16
+using dreg = __m256i;  // kLanes sums of products of pairs
 
 constexpr int kLanes = 8;
 constexpr int kLinearRows = 4;    // tile of a matrix product, rows
@@ -55,10 +56,10 @@ static inline void f_store_bf16(uint16_t* p, freg x) {
       _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
-static inline void f_store_int8(int8_t* p, freg whole) {
+static inline void f_store_int16(int16_t* p, freg whole) {
   const __m256i x = _mm256_cvtps_epi32(whole);
-  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
 }
 
 static inline float f_reduce_add(freg x) {
@@ -81,24 +82,21 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 static inline creg c_load(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-static inline creg c_low(creg c) { return _mm256_and_si256(c, _mm256_set1_epi8(15)); }
-static inline creg c_high(creg c) { return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15)); }
-static inline creg c_repeat(int32_t four) { return _mm256_set1_epi32(four); }
-
-// A group of 32 adds 16 products of at most 15 * 128 to an int16: 30720, no overflow.
-static inline nreg n_zero() { return _mm256_setzero_si256(); }
-static inline nreg n_dot(nreg sum, creg nibbles, creg x) {
-  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, x));
+template <int S>
+static inline preg c_bytes(creg c) {
+  return _mm256_srai_epi16(S == 0 ? _mm256_slli_epi16(c, 8) : c, 8);
 }
-static inline ireg n_close(nreg sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
-
-// |code| * (x with the code's sign): pairs reach 2 * 128 * 127, which does not saturate, as x is never -128.
-static inline creg c_signed(creg c) { return c; }
-static inline ireg i_start(int32_t) { return _mm256_setzero_si256(); }
-static inline ireg i_dot(ireg sum, creg codes, creg x) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+template <int S>
+static inline preg c_nibbles(creg c) {
+  const __m256i shifted = S == 0 ? c : _mm256_srli_epi16(c, 4 * S);
+  return S == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
 }
+static inline preg p_repeat(int32_t two) { return _mm256_set1_epi32(two); }
+static inline dreg d_zero() { return _mm256_setzero_si256(); }
+static inline dreg d_add(dreg sum, preg codes, preg x) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
+}
+static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

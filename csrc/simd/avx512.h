@@ -9,8 +9,9 @@ namespace RAMET_ISA {
 
 using freg = __m512;   // kLanes floats
 using ireg = __m512i;  // kLanes int32
-using creg = __m512i;  // kLanes groups of four 8-bit codes
-using nreg = __m512i;  // sums of products with 4-bit codes, still open
+using creg = __m512i;  // kLanes times two words of packed codes
+using preg = __m512i;  // kLanes pairs of int16
+using dreg = __m512i;  // kLanes sums of products of pairs
 
 constexpr int kLanes = 16;
 constexpr int kLinearRows = 8;     // tile of a matrix product, rows
@@ -53,8 +54,8 @@ static inline void f_store_bf16(uint16_t* p, freg x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
 }
-static inline void f_store_int8(int8_t* p, freg whole) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(whole)));
+static inline void f_store_int16(int16_t* p, freg whole) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
 }
 
 static inline float f_reduce_add(freg x) { return _mm512_reduce_add_ps(x); }
@@ -68,18 +69,19 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 }
 
 static inline creg c_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-static inline creg c_low(creg c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
-static inline creg c_high(creg c) { return _mm512_and_si512(_mm512_srli_epi16(c, 4), _mm512_set1_epi8(15)); }
-static inline creg c_repeat(int32_t four) { return _mm512_set1_epi32(four); }
-
-static inline nreg n_zero() { return _mm512_setzero_si512(); }
-static inline nreg n_dot(nreg sum, creg nibbles, creg x) { return _mm512_dpbusd_epi32(sum, nibbles, x); }
-static inline ireg n_close(nreg sum) { return sum; }
-
-// VNNI wants one unsigned side: codes are offset by 128, and sums start at what that adds, negated.
-static inline creg c_signed(creg c) { return _mm512_xor_si512(c, _mm512_set1_epi8(-128)); }
-static inline ireg i_start(int32_t sum_x) { return _mm512_set1_epi32(-128 * sum_x); }
-static inline ireg i_dot(ireg sum, creg codes, creg x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+template <int S>
+static inline preg c_bytes(creg c) {
+  return _mm512_srai_epi16(S == 0 ? _mm512_slli_epi16(c, 8) : c, 8);
+}
+template <int S>
+static inline preg c_nibbles(creg c) {
+  const __m512i shifted = S == 0 ? c : _mm512_srli_epi16(c, 4 * S);
+  return S == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
+}
+static inline preg p_repeat(int32_t two) { return _mm512_set1_epi32(two); }
+static inline dreg d_zero() { return _mm512_setzero_si512(); }
+static inline dreg d_add(dreg sum, preg codes, preg x) { return _mm512_dpwssd_epi32(sum, codes, x); }
+static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

@@ -6,11 +6,11 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-typedef float freg __attribute__((vector_size(16)));    // kLanes floats
-typedef int32_t ireg __attribute__((vector_size(16)));  // kLanes int32
-typedef uint8_t creg __attribute__((vector_size(16)));  // kLanes groups of four 8-bit codes
-typedef int16_t nreg
-    __attribute__((vector_size(16)));  // sums of products with 4-bit codes, still open: pairs
+typedef float freg __attribute__((vector_size(16)));     // kLanes floats
+typedef int32_t ireg __attribute__((vector_size(16)));   // kLanes int32
+typedef uint16_t creg __attribute__((vector_size(16)));  // kLanes times two words of packed codes
+typedef int16_t preg __attribute__((vector_size(16)));   // kLanes pairs of int16
+typedef ireg dreg;                                       // kLanes sums of products of pairs
 typedef uint32_t ureg __attribute__((vector_size(16)));  // bits of floats
 typedef uint16_t hreg __attribute__((vector_size(8)));   // kLanes 16-bit floats
 
@@ -68,9 +68,9 @@ static inline void f_store_bf16(uint16_t* p, freg x) {
   const hreg halves = __builtin_convertvector(x == x ? rounded : upper | 0x40, hreg);
   std::memcpy(p, &halves, sizeof halves);
 }
-static inline void f_store_int8(int8_t* p, freg whole) {
-  const ireg x = __builtin_convertvector(whole, ireg);
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(x[i]);
+static inline void f_store_int16(int16_t* p, freg whole) {
+  const hreg words = __builtin_convertvector(__builtin_convertvector(whole, ireg), hreg);
+  std::memcpy(p, &words, sizeof words);
 }
 
 static inline float f_reduce_add(freg x) { return (x[0] + x[2]) + (x[1] + x[3]); }
@@ -85,30 +85,21 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 }
 
 static inline creg c_load(const uint8_t* p) { return load_as<creg>(p); }
-static inline creg c_low(creg c) { return c & 15; }
-static inline creg c_high(creg c) { return c >> 4; }
-static inline creg c_repeat(int32_t four) { return same_bits<creg>(ireg{four, four, four, four}); }
-
-static inline ireg add_pairs(nreg pairs) {
-  const ireg both = same_bits<ireg>(pairs);
-  return (both << 16 >> 16) + (both >> 16);
+template <int S>
+static inline preg c_bytes(creg c) {
+  return same_bits<preg>(c) << 8 * (1 - S) >> 8;
 }
-
-// A pair of products is at most 2 * 128 * 127, which int16 holds, as x is never -128.
-static inline creg c_signed(creg c) { return c; }
-static inline ireg i_start(int32_t) { return ireg{0, 0, 0, 0}; }
-static inline ireg i_dot(ireg sum, creg codes, creg x) {
-  const nreg w = same_bits<nreg>(codes), y = same_bits<nreg>(x);
-  return sum + add_pairs((w << 8 >> 8) * (y << 8 >> 8) + (w >> 8) * (y >> 8));
+template <int S>
+static inline preg c_nibbles(creg c) {
+  return same_bits<preg>(c >> 4 * S & 15);
 }
-
-// A group of 32 adds 16 products of at most 15 * 128 to an int16: 30720, no overflow.
-static inline nreg n_zero() { return nreg{}; }
-static inline nreg n_dot(nreg sum, creg nibbles, creg x) {
-  const nreg w = same_bits<nreg>(nibbles), y = same_bits<nreg>(x);
-  return sum + (w & 255) * (y << 8 >> 8) + (w >> 8) * (y >> 8);
+static inline preg p_repeat(int32_t two) { return same_bits<preg>(ireg{two, two, two, two}); }
+static inline dreg d_zero() { return dreg{}; }
+static inline dreg d_add(dreg sum, preg codes, preg x) {
+  const ireg w = same_bits<ireg>(codes), y = same_bits<ireg>(x);
+  return sum + (w << 16 >> 16) * (y << 16 >> 16) + (w >> 16) * (y >> 16);
 }
-static inline ireg n_close(nreg sum) { return add_pairs(sum); }
+static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

@@ -10,8 +10,9 @@ namespace RAMET_ISA {
 
 using freg = float32x4_t;  // kLanes floats
 using ireg = int32x4_t;    // kLanes int32
-using creg = uint8x16_t;   // kLanes groups of four 8-bit codes
-using nreg = int32x4_t;    // sums of products with 4-bit codes
+using creg = uint16x8_t;   // kLanes times two words of packed codes
+using preg = int16x8_t;    // kLanes pairs of int16
+using dreg = int32x4x2_t;  // kLanes sums of products of pairs, still open: both products of a pair
 
 constexpr int kLanes = 4;
 constexpr int kLinearRows = 2;    // tile of a matrix product, rows
@@ -47,11 +48,7 @@ static inline void f_store_bf16(uint16_t* p, freg x) {
   const uint32x4_t quiet = vorrq_u32(upper, vdupq_n_u32(0x40));
   vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet)));
 }
-static inline void f_store_int8(int8_t* p, freg whole) {
-  const int16x4_t words = vqmovn_s32(vcvtq_s32_f32(whole));
-  const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
-  std::memcpy(p, &bytes, 4);
-}
+static inline void f_store_int16(int16_t* p, freg whole) { vst1_s16(p, vmovn_s32(vcvtq_s32_f32(whole))); }
 
 static inline float f_reduce_add(freg x) { return vaddvq_f32(x); }
 static inline float f_reduce_max(freg x) { return vmaxvq_f32(x); }
@@ -61,20 +58,26 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
   high = vzip2q_f32(a, b);
 }
 
-static inline creg c_load(const uint8_t* p) { return vld1q_u8(p); }
-static inline creg c_low(creg c) { return vandq_u8(c, vdupq_n_u8(15)); }
-static inline creg c_high(creg c) { return vshrq_n_u8(c, 4); }
-static inline creg c_repeat(int32_t four) { return vreinterpretq_u8_s32(vdupq_n_s32(four)); }
-
-static inline creg c_signed(creg c) { return c; }
-static inline ireg i_start(int32_t) { return vdupq_n_s32(0); }
-static inline ireg i_dot(ireg sum, creg codes, creg x) {
-  return vdotq_s32(sum, vreinterpretq_s8_u8(codes), vreinterpretq_s8_u8(x));
+static inline creg c_load(const uint8_t* p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+template <int S>
+static inline preg c_bytes(creg c) {
+  const int16x8_t words = vreinterpretq_s16_u16(c);
+  return vshrq_n_s16(S == 0 ? vshlq_n_s16(words, 8) : words, 8);
 }
-
-static inline nreg n_zero() { return vdupq_n_s32(0); }
-static inline nreg n_dot(nreg sum, creg nibbles, creg x) { return i_dot(sum, nibbles, x); }
-static inline ireg n_close(nreg sum) { return sum; }
+template <int S>
+static inline preg c_nibbles(creg c) {
+  if constexpr (S == 0)
+    return vreinterpretq_s16_u16(vandq_u16(c, vdupq_n_u16(15)));
+  else
+    return vreinterpretq_s16_u16(vandq_u16(vshrq_n_u16(c, 4 * S), vdupq_n_u16(15)));
+}
+static inline preg p_repeat(int32_t two) { return vreinterpretq_s16_s32(vdupq_n_s32(two)); }
+static inline dreg d_zero() { return {{vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+static inline dreg d_add(dreg sum, preg codes, preg x) {
+  return {
+      {vmlal_s16(sum.val[0], vget_low_s16(codes), vget_low_s16(x)), vmlal_high_s16(sum.val[1], codes, x)}};
+}
+static inline ireg d_close(dreg sum) { return vpaddq_s32(sum.val[0], sum.val[1]); }
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

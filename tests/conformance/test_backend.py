@@ -114,17 +114,53 @@ class TestLinear:
         out = backend.linear(np.concatenate([x, np.abs(x)]), backend.pack([low, high]))
         np.testing.assert_allclose(out[:, 0], [-32 * 255, -32], rtol=1e-6)
         np.testing.assert_allclose(out[:, 16], [0, 64 * 16], rtol=1e-6)
+        lowest = Weight("q8", np.full((16, 64), -128, np.int8), ones)
+        out = backend.linear(np.concatenate([np.abs(x), -np.abs(x)]), backend.pack([lowest]))
+        np.testing.assert_allclose(out[:, 0], [-64 * 128, 64 * 128], rtol=1e-6)
+
+    @pytest.mark.parametrize("kind", ["q8", "q4"])
+    @pytest.mark.parametrize("inputs", ["normal", "outlier", "tiny", "subnormal"])
+    def test_rounding_of_inputs(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat, inputs: str) -> None:
+        """Against float64 with inputs that are not rounded: off by half a step of 16 bits in each, and by float32's sums."""
+        weight, x = make_weight(rng, kind, 50, 576), normal(rng, 7, 576)
+        if inputs == "outlier":
+            x[:, ::32] *= np.float32(1e4)
+        elif inputs != "normal":
+            x *= np.float32({"tiny": 1e-28, "subnormal": 1e-39}[inputs])
+        values = REFERENCE.embed(REFERENCE.pack([weight]), np.arange(50, dtype=np.int32)).astype(np.float64)
+        want = x.astype(np.float64) @ values.T
+        got = backend.linear(x, backend.pack([weight]))
+        largest = np.abs(x.reshape(7, 18, 32)).max(axis=2).astype(np.float64)
+        half_steps = np.where(largest > 1e-30, largest / (2 * 32767), largest)
+        bound = half_steps @ np.abs(values).reshape(50, 18, 32).sum(axis=2).T
+        bound += (np.abs(x).astype(np.float64) @ np.abs(values).T) * np.sqrt(576) * 2.0**-23
+        assert (np.abs(got - want) <= bound).all()
+        if inputs == "normal":
+            assert np.linalg.norm(got - want) < 1e-4 * np.linalg.norm(want)
+
+    def test_inputs_round_half_to_even(self, backend: Backend) -> None:
+        weight = Weight("q8", np.eye(32, dtype=np.int8), np.ones((32, 1), np.float16))
+        x = np.array([32767, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32766.5, -32766.5, -32767, 0.75] + [0] * 21, np.float32)
+        want = np.array([32767, 0, 2, 2, 0, -2, -2, 32766, -32766, -32767, 1] + [0] * 21, np.float32)
+        np.testing.assert_allclose(backend.linear(x[None], backend.pack([weight]))[0], want, rtol=1e-6)
 
     @pytest.mark.parametrize("kind", FORMATS)
-    def test_nan_stays_in_its_row(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat) -> None:
-        if backend is REFERENCE:
-            pytest.skip("numpy warns of the cast")
-        packed, x = backend.pack([make_weight(rng, kind, 40, 64)]), normal(rng, 9, 64)
+    @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+    def test_nan_and_infinity_stay_in_their_row(
+        self, backend: Backend, rng: np.random.Generator, kind: WeightFormat, odd: float
+    ) -> None:
+        weight, x = make_weight(rng, kind, 40, 64), normal(rng, 9, 64)
+        packed = backend.pack([weight])
         clean = backend.linear(x, packed)
-        x[4, 50] = np.nan
+        x[4, 50] = odd
         out = backend.linear(x, packed)
-        assert np.isnan(out[4]).all()
+        if kind in ("q8", "q4") or np.isnan(odd):
+            assert np.isnan(out[4]).all()
+        else:
+            assert np.isinf(out[4]).all()
         assert same_bits(np.delete(out, 4, axis=0), np.delete(clean, 4, axis=0))
+        together, alone = out[4], backend.linear(x[4:5], packed)[0]
+        assert same_bits(together, alone)
 
     def test_bad_arguments(self, backend: Backend, rng: np.random.Generator) -> None:
         with pytest.raises(ValueError, match="one K"):

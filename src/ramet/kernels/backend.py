@@ -22,7 +22,7 @@ from ramet.core.ids import Float32
 
 __all__ = ["ATTENTION_BLOCK", "GROUP", "AttentionPlan", "Backend", "KVLayer", "PackedWeight", "Weight", "WeightFormat"]
 
-GROUP = 32  # inputs that share a scale, in weights and in quantised activations
+GROUP = 32  # inputs that share a scale, in weights and in activations rounded to 16 bits
 ATTENTION_BLOCK = 32  # key positions reduced together, starting at absolute multiples of it
 
 WeightFormat = Literal["f32", "f16", "bf16", "q8", "q4"]
@@ -98,9 +98,9 @@ class Backend(Protocol):
     def linear(self, x: Float32, weight: PackedWeight, bias: Float32 | None = None) -> Float32:
         """``x @ weight.T + bias``: float32[T, N].
 
-        Dense formats accumulate in float32 over K in one order. Quantised ones first round each row of x to int8 by groups of
-        32 (scale = max|x| / 127, round half to even), take exact integer dot products in a group, and accumulate groups
-        in order in float32.
+        Dense formats accumulate in float32 over K in one order. Quantised ones first round each row of x to int16 by groups
+        of 32 (scale = max|x| / 32767, round half to even), take exact integer dot products in a group, and accumulate groups
+        in order in float32; NaN or infinity in a row makes the whole row's result NaN.
         """
         ...
 
@@ -137,7 +137,8 @@ class Backend(Protocol):
         """Causal attention of float32[T, Hq, D] over the pages of each row's sequence: float32[T, Hq * D].
 
         Row t at position p sees positions 0 to p. Online softmax over blocks of ``ATTENTION_BLOCK`` positions that start
-        at absolute multiples of it, left to right. Head h reads KV head h // (Hq / Hkv). Slots beyond p are never read:
-        they may hold anything.
+        at absolute multiples of it, left to right. A backend may run it in each span of positions alone, spans of one fixed
+        size at absolute multiples of it (256 on the CPU), and merge their results in order. Head h reads KV head
+        h // (Hq / Hkv). Slots beyond p are never read: they may hold anything.
         """
         ...

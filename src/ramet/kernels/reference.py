@@ -1,7 +1,7 @@
 """The definition of every op, in numpy: slow, plain, and as exact in its rows as the kernels that are held against it.
 
-Sums over K run as one chain in order, so no BLAS kernel decides what a row's bits are. Products of small integers are exact in
-float32, whatever the order, and may use BLAS.
+Sums over K run as one chain in order, so no BLAS kernel decides what a row's bits are. Dot products of integers are exact in
+float64, whatever the order, and may use BLAS.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer
 __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
 
 
+_MAX_CODE = np.float32(32767)
 _TINY = np.float32(1e-30)  # a group with nothing larger rounds to zeros
 
 
@@ -34,13 +35,17 @@ def bf16_to_f32(halves: npt.NDArray[np.generic]) -> Float32:
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
-def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
-    """int8[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / 127, code = x / scale, half to even."""
+def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int16], Float32]:
+    """int16[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / 32767, code = x / scale, half to even.
+
+    A group with NaN or infinity has scale NaN and codes 0.
+    """
     groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
     largest = np.abs(groups).max(axis=2)
-    scales = largest * np.float32(1 / 127)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > _TINY)
-    codes = np.rint(groups * inverse[:, :, None]).astype(np.int8)
+    finite = np.isfinite(largest)
+    scales = np.where(finite, largest, np.float32(np.nan)) * (1 / _MAX_CODE)
+    inverse = np.divide(_MAX_CODE, largest, out=np.zeros_like(largest), where=finite & (largest > _TINY))
+    codes = np.rint(np.where(finite[:, :, None], groups, np.float32(0)) * inverse[:, :, None]).astype(np.int16)
     return codes.reshape(x.shape), scales
 
 
@@ -182,8 +187,9 @@ def _dequantize(part: Weight, rows: Int32 | slice) -> Float32:
 def _linear_dense(x: Float32, part: Weight) -> Float32:
     weight = np.ascontiguousarray(_dequantize(part, slice(None)).T)
     out: Float32 = np.zeros((len(x), part.shape[0]), np.float32)
-    for k in range(len(weight)):
-        out += x[:, k, None] * weight[k]
+    with np.errstate(invalid="ignore"):  # infinity times zero: NaN
+        for k in range(len(weight)):
+            out += x[:, k, None] * weight[k]
     return out
 
 
@@ -192,11 +198,12 @@ def _linear_quantized(x: Float32, part: Weight, scales: npt.NDArray[np.float16])
     out: Float32 = np.zeros((len(x), part.shape[0]), np.float32)
     for g in range(scales.shape[1]):
         group = slice(g * GROUP, (g + 1) * GROUP)
-        x_codes, x_scale = codes[:, group].astype(np.float32), x_scales[:, g, None]
-        dots = x_codes @ part.data[:, group].astype(np.float32).T  # under 2**24: exact in any order
-        out += dots * (x_scale * scales[:, g].astype(np.float32))
+        x_codes, x_scale = codes[:, group].astype(np.float64), x_scales[:, g, None]
+        dots = x_codes @ part.data[:, group].astype(np.float64).T  # under 2**27: exact in any order
+        out += dots.astype(np.float32) * (x_scale * scales[:, g].astype(np.float32))
         if part.mins is not None:
-            out += x_scale * x_codes.sum(axis=1, keepdims=True) * part.mins[:, g].astype(np.float32)
+            sums = x_codes.sum(axis=1, keepdims=True).astype(np.float32)
+            out += x_scale * sums * part.mins[:, g].astype(np.float32)
     return out
 
 
