@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ramet.errors import ConfigError
@@ -14,7 +14,6 @@ __all__ = [
     "ModelConfig",
     "RunnerConfig",
     "SchedulerConfig",
-    "help_of",
     "parse_size",
 ]
 
@@ -27,11 +26,6 @@ KVDtype = Literal["auto", "float32", "bfloat16"]
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
-
-
-def help_of(config: type, name: str) -> str:
-    """The help text of one option."""
-    return str(next(f for f in fields(config) if f.name == name).metadata["help"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    policy: PolicyName = _option("fcfs", "order of waiting requests: fcfs, or longest-prefix (most cached tokens first)")
+    schedule_policy: PolicyName = _option("fcfs", "order of waiting requests: fcfs, or longest-prefix (most cached tokens first)")
     max_running_seqs: int = _option(64, "sequences computed at the same time")
     max_batch_tokens: int = _option(2048, "tokens computed in one step")
     chunked_prefill_size: int | None = _option(
@@ -83,7 +77,7 @@ class SchedulerConfig:
     max_queued_requests: int = _option(1024, "requests waiting before new ones are refused")
 
     def __post_init__(self) -> None:
-        _one_of("policy", self.policy, get_args(PolicyName))
+        _one_of("schedule_policy", self.schedule_policy, get_args(PolicyName))
         for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests", "chunked_prefill_size"):
             _at_least(name, getattr(self, name), 1)
         if self.max_batch_tokens < self.max_running_seqs:

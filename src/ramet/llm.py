@@ -87,7 +87,7 @@ class LLM:
                 kv_cache_dtype=kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
-                policy=schedule_policy,
+                schedule_policy=schedule_policy,
                 max_running_seqs=max_running_seqs,
                 max_batch_tokens=max_batch_tokens,
                 chunked_prefill_size=chunked_prefill_size,

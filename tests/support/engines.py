@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ramet.config import SchedulerConfig
+from ramet.config import PolicyName, SchedulerConfig
 from ramet.core.batch import Batch
 from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.request import Request
@@ -71,13 +71,14 @@ class Bench:
         max_model_len: int = 256,
         faults: Callable[[Batch], Mapping[int, str]] = no_faults,
         seed: int = 0,
+        policy: PolicyName = "fcfs",
         **config: Any,
     ) -> None:
-        self.config = SchedulerConfig(**config)
+        self.config = SchedulerConfig(schedule_policy=policy, **config)
         self.clock = VirtualClock()
         self.kv = KVManager(PagePool(num_pages), CACHES[cache](page_size), page_size)
         self.runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, self.clock, faults=faults)
-        self.scheduler = Scheduler(self.config, self.kv, make_policy(self.config.policy, self.kv))
+        self.scheduler = Scheduler(self.config, self.kv, make_policy(policy, self.kv))
         self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, VOCAB_SIZE, max_model_len, EOS_IDS, seed)
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
         self.prompt_logprobs: dict[str, list[Logprob]] = defaultdict(list)  # of a request, whichever of its answers told them

@@ -15,7 +15,6 @@ from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, S
 __all__ = ["with_engine_options"]
 
 _GROUPS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "runner": RunnerConfig}
-_NAMES = {"policy": "schedule_policy"}  # where the field's name alone would not say enough on a command line
 _ALIASES = {
     "page_size": ["--block-size"],
     "max_model_len": ["--context-length"],
@@ -33,11 +32,10 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     options = {name: option for config in _GROUPS.values() for name, option in _options_of(config).items()}
 
     def run(**values: Any) -> None:
-        parts: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
-        for group, config in _GROUPS.items():
-            for option in fields(config):
-                parts[group][option.name] = values.pop(_NAMES.get(option.name, option.name))
-        made = {group: config(**parts[group]) for group, config in _GROUPS.items()}
+        made: dict[str, Any] = {
+            group: config(**{option.name: values.pop(option.name) for option in fields(config)})
+            for group, config in _GROUPS.items()
+        }
         command(**values, config=EngineConfig(**made, seed=secrets.randbits(64)))
 
     signature = inspect.signature(command, eval_str=True)
@@ -54,7 +52,7 @@ def _options_of(config: type) -> dict[str, inspect.Parameter]:
 
 
 def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
-    name = _NAMES.get(option.name, option.name)
+    name = option.name
     flags = ["--" + name.replace("_", "-"), *_ALIASES.get(name, [])]
     info = typer.Option(*flags, help=option.metadata["help"], envvar=f"RAMET_{name.upper()}", show_envvar=False)
     return inspect.Parameter(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, help_of, parse_size
+from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, parse_size
 from ramet.errors import ConfigError
 
 CONFIGS = [ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig]
@@ -79,13 +79,14 @@ def test_limits_are_whole_and_over_0(config, name, bad):  # B044
         (ModelConfig, "quantization", "int4"),
         (CacheConfig, "prefix_cache", "radix"),
         (CacheConfig, "kv_cache_dtype", "bfloat16"),
-        (SchedulerConfig, "policy", "fcfs"),
+        (SchedulerConfig, "schedule_policy", "fcfs"),
     ],
 )
 @pytest.mark.parametrize("bad", ["", "FP8", 0, True, [], {}], ids=repr)
 def test_choices_name_what_is_known(config, name, known, bad):
-    with pytest.raises(ConfigError, match=f"{name} is one of .*{known}"):
+    with pytest.raises(ConfigError, match=f"{name} is one of .*{known}") as caught:
         config(**{name: bad})
+    assert "--" + name.replace("_", "-") in str(caught.value)
     assert getattr(config(**{name: known}), name) == known
 
 
@@ -115,7 +116,7 @@ def test_seed(bad):
 def test_every_option_has_a_help_text_and_a_default(config):
     config()
     for option in fields(config):
-        assert len(help_of(config, option.name)) > 15
+        assert len(option.metadata["help"]) > 15
 
 
 def test_configs_are_frozen():
