@@ -92,9 +92,7 @@ class ChatTemplate:
                 f"the model has chat templates only for {', '.join(self._templates)}, none by default", "messages"
             )
         raise InvalidRequest(
-            "this model has no chat template, and none is guessed; give one with --chat-template FILE, "
-            "or send a prompt to /v1/completions",
-            "messages",
+            "this model has no chat template, and none is guessed; complete a prompt of your own instead", "messages"
         )
 
 

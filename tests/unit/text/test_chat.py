@@ -79,7 +79,7 @@ def test_the_demo_models_template_and_tokenizer(demo_metadata: dict[str, object]
 
 
 def test_no_template_is_told_and_none_is_guessed() -> None:
-    with pytest.raises(InvalidRequest, match="--chat-template"):
+    with pytest.raises(InvalidRequest, match="none is guessed"):
         template(None).render([say("hi")])
 
 
