@@ -50,7 +50,7 @@ GGUF_FAMILIES: Mapping[str, Family] = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3"
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """One tensor of a model. ``shape`` in letters (see ``_sizes``); ``when`` a switch of the spec, None for always."""
+    """One tensor of a model. ``shape`` in letters (see ``_sizes``); ``when`` says for which specs it is there."""
 
     hf: str
     gguf: str

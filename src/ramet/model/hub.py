@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ramet.errors import ModelError
-from ramet.model.files import read_json
 from ramet.model.folder import TEXT_FILES
-from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME
+from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, read_index
 from ramet.model.spec import Progress
 
 __all__ = ["fetch_from_hub"]
@@ -24,7 +23,7 @@ def fetch_from_hub(repo_id: str, revision: str | None, progress: Progress) -> Pa
     folder = config.parent
     commit = folder.name
     index = _fetch(repo_id, INDEX_NAME, commit)
-    shards = _shards(index) if index else [SINGLE_NAME]
+    shards = sorted(set(read_index(index).values())) if index else [SINGLE_NAME]
     names = [*TEXT_FILES, *shards]
     for i, name in enumerate(names):
         progress(f"fetching {repo_id}", i, len(names))
@@ -32,15 +31,6 @@ def fetch_from_hub(repo_id: str, revision: str | None, progress: Progress) -> Pa
             raise ModelError(f"{repo_id} has no {name}; Ramet reads safetensors only")
     progress(f"fetching {repo_id}", len(names), len(names))
     return folder
-
-
-def _shards(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    found = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    for shard in found:
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{index}: {shard!r} is no .safetensors file name")
-    return sorted(found)
 
 
 def _fetch(repo_id: str, name: str, revision: str | None) -> Path | None:

@@ -93,32 +93,32 @@ def convert(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization | N
     tensors = checkpoint.tensors
     if dtype != "auto":
         format_ = _FLOATS[dtype]
-        tensors = _Converted(tensors, lambda _: lambda weight: round_to(weight, format_), frozenset({format_}), dtype)
+        tensors = _Converted(tensors, lambda _, weight: round_to(weight, format_), frozenset({format_}), dtype)
     if quantization is not None:
         _refuse_quantized(checkpoint)
         formats: frozenset[WeightFormat] = frozenset({"q8"} if quantization == "int8" else {"q8", "q4"})
-        tensors = _Converted(tensors, lambda name: _quantizer(name, quantization), formats, quantization)
+        tensors = _Converted(tensors, lambda name, weight: _quantized(name, weight, quantization), formats, quantization)
     return replace(checkpoint, tensors=tensors)
 
 
 class _Converted:
-    """``Tensors`` whose matrices pass through a function chosen by name."""
+    """``Tensors`` whose matrices pass, each with its name, through a function."""
 
     def __init__(
         self,
         tensors: Tensors,
-        converter_of: Callable[[str], Callable[[Weight], Weight]],
+        change: Callable[[str, Weight], Weight],
         formats: frozenset[WeightFormat],
         label: str,
     ) -> None:
         self._tensors = tensors
-        self._converter_of = converter_of
+        self._change = change
         self._formats = formats
         self._label = label
 
     def matrix(self, name: str) -> Weight:
         try:
-            return self._converter_of(name)(self._tensors.matrix(name))
+            return self._change(name, self._tensors.matrix(name))
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from None
 
@@ -132,8 +132,8 @@ class _Converted:
         return hashlib.sha256(f"{self._tensors.fingerprint()} {self._label}".encode()).hexdigest()
 
 
-def _quantizer(name: str, quantization: Quantization) -> Callable[[Weight], Weight]:
-    return quantize_int8 if quantization == "int8" or name in _NOT_INT4 else quantize_int4
+def _quantized(name: str, weight: Weight, quantization: Quantization) -> Weight:
+    return quantize_int8(weight) if quantization == "int8" or name in _NOT_INT4 else quantize_int4(weight)
 
 
 def _refuse_quantized(checkpoint: Checkpoint) -> None:

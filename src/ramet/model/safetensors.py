@@ -19,7 +19,7 @@ from ramet.errors import ModelError
 from ramet.kernels.backend import WeightFormat
 from ramet.model.files import few, map_file, parse_json, read_json
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "read_folder", "read_safetensors"]
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "read_folder", "read_index", "read_safetensors"]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -49,14 +49,9 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     index_path = folder / INDEX_NAME
     if not index_path.exists():
         return read_safetensors(folder / SINGLE_NAME)
-    weight_map = read_json(index_path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index_path}: weight_map is missing or empty")
     shards: dict[str, dict[str, StoredTensor]] = {}
     tensors: dict[str, StoredTensor] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{index_path}: {name} is mapped to {shard!r}, which is no .safetensors file name")
+    for name, shard in read_index(index_path).items():
         if shard not in shards:
             if not (folder / shard).exists():
                 raise ModelError(f"{index_path}: shard {shard} is not in the folder; the download is incomplete")
@@ -65,6 +60,17 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             raise ModelError(f"{folder / shard}: tensor {name} is missing, though the index maps it there")
         tensors[name] = shards[shard][name]
     return tensors
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The shard that holds each tensor. Raises ``ModelError`` where there is none, or one is no plain file name."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{path}: weight_map is missing or empty")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(f"{path}: {name} is mapped to {shard!r}, which is no .safetensors file name")
+    return weight_map
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
