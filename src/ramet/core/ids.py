@@ -8,9 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32", "Int32", "Int64", "IntBuffer", "PageId", "RequestId", "SeqId", "TokenId"]
+__all__ = ["Float32", "Int32", "Int64", "IntBuffer", "PageId", "RequestId", "SeqId"]
 
-TokenId: TypeAlias = int
 PageId: TypeAlias = int
 SeqId: TypeAlias = int
 RequestId: TypeAlias = str
@@ -29,8 +28,7 @@ class IntBuffer:
     __slots__ = ("_data", "_size")
 
     def __init__(self, values: Iterable[int] | Int32 = ()) -> None:
-        data = values if isinstance(values, np.ndarray) else np.fromiter(values, np.int32)
-        self._data: Int32 = np.array(data, dtype=np.int32)
+        self._data: Int32 = values.astype(np.int32) if isinstance(values, np.ndarray) else np.fromiter(values, np.int32)
         self._size = len(self._data)
 
     def __len__(self) -> int:
