@@ -214,6 +214,31 @@ void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys,
   without_gil([&] { self.attention(q.data(), dim(q, 1), layer, plan, scale, out.data()); });
 }
 
+// Bytes objects keep their data at a multiple of 8, so whole tokens can be read in place.
+TokenRow to_tokens(const nb::bytes& data) {
+  require(data.size() % sizeof(int32_t) == 0, "tokens are whole int32");
+  return {static_cast<const int32_t*>(data.data()), data.size() / sizeof(int32_t)};
+}
+
+// These two count in bytes, offsets and results alike, as the caches that call them do.
+size_t common_prefix_at(const nb::bytes& tokens, int64_t start, const nb::bytes& other) {
+  const TokenRow row = to_tokens(tokens);
+  require(start >= 0 && start <= static_cast<int64_t>(tokens.size()) && start % sizeof(int32_t) == 0,
+          "start is a token's, or the end");
+  const size_t at = static_cast<size_t>(start) / sizeof(int32_t);
+  return common_prefix({row.data + at, row.size - at}, to_tokens(other)) * sizeof(int32_t);
+}
+
+nb::tuple nearest_of(const nb::list& keys, const nb::bytes& probe) {
+  const auto key_at = [&](size_t i) {
+    const nb::object key = keys[i];
+    if (!nb::isinstance<nb::bytes>(key)) throw nb::type_error("keys are bytes");
+    return to_tokens(nb::borrow<nb::bytes>(key));
+  };
+  const Nearest found = nearest(keys.size(), key_at, to_tokens(probe));
+  return nb::make_tuple(found.index, found.num_common * sizeof(int32_t));
+}
+
 std::vector<std::string> isas() {
   std::vector<std::string> names;
   for (const Ops* const* ops = available_ops(); *ops != nullptr; ++ops) names.emplace_back((*ops)->name);
@@ -232,12 +257,10 @@ void make_kernels(Kernels* self, const std::string& isa, int num_threads) {
 
 NB_MODULE(_native, m) {
   using namespace ramet;
-  m.def(
-      "common_prefix",
-      [](const Ids& a, const Ids& b) {
-        return common_prefix(a.data(), b.data(), a.size() < b.size() ? a.size() : b.size());
-      },
-      "Length of the common head of two int32 arrays.");
+  m.def("common_prefix", &common_prefix_at,
+        "How far `tokens` from `start` on agree with `other`, in bytes of whole tokens.");
+  m.def("nearest", &nearest_of,
+        "Index of the sorted key that shares the longest head with `probe`, and its bytes of whole tokens.");
   m.def("isas", &isas, "Instruction sets of this machine that the kernels are built for, best first.");
   m.def("copy_pages", &copy_pages);
   nb::class_<PackedWeight>(m, "PackedWeight")

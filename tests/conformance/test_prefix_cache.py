@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 
@@ -58,7 +60,7 @@ def matched(cache, tokens, **namespace):
     match = cache.match(key(tokens, **namespace))
     cache.check()
     assert match.num_tokens(cache.page_size) == foretold
-    return match.pages.tolist(), match.partial
+    return match.pages.tolist(), match.partial and astuple(match.partial)
 
 
 def test_an_empty_cache_finds_nothing(any_cache, size):

@@ -20,6 +20,7 @@ from ramet.kv.radix import RadixCache
 
 __all__ = ["Timing", "run"]
 
+_PROBES, _PROBE_BYTES = 16, 64  # what the yardstick looks up
 _SMALLER = 10  # evict is timed once more on a tree this many times smaller: its cost should not depend on the size
 
 
@@ -43,7 +44,7 @@ def run(
     page_sizes: Sequence[int] = (1, 16),
     json: bool = False,
 ) -> dict[str, Any]:
-    """Time ``match``, ``insert`` and ``evict`` of the radix cache; prints a table unless ``json``.
+    """Time ``match``, ``insert`` and ``evict`` of the radix cache, and a yardstick; prints a table unless ``json``.
 
     A prompt is ``num_shared`` tokens common to all, ``num_document`` of one of ``num_documents``, and ``num_own`` of its own.
     ``num_evicted`` are the tokens an ``evict`` call takes. Returns ``{page size: {call: {median_us, p99_us, num_calls}}}``.
@@ -76,7 +77,7 @@ def _prompts(num_prompts: int, num_documents: int, sizes: tuple[int, int, int]) 
 def _time(prompts: list[PrefixKey], page_size: int, num_evicted: int) -> dict[str, Timing]:
     cache = RadixCache(page_size)
     clock = time.perf_counter_ns
-    match_ns, insert_ns, evict_ns = [], [], []
+    match_ns, insert_ns, evict_ns, yardstick_ns = [], [], [], []
     next_page = 0
     for prompt in prompts:
         num_pages = len(prompt.tokens) // page_size
@@ -91,12 +92,29 @@ def _time(prompts: list[PrefixKey], page_size: int, num_evicted: int) -> dict[st
         inserted = cache.insert(key, pages, lock)
         insert_ns.append(clock() - start)
         cache.unlock(inserted.lock)
+    for prompt in prompts:  # apart, or it would warm the processor's caches for what is timed above
+        start = clock()
+        _yardstick(prompt.tokens)
+        yardstick_ns.append(clock() - start)
     wanted = -(-num_evicted // page_size)
     while cache.stats().num_evictable_pages:
         start = clock()
         cache.evict(wanted)
         evict_ns.append(clock() - start)
-    return {"match": _timing(match_ns), "insert": _timing(insert_ns), "evict": _timing(evict_ns)}
+    return {
+        "match": _timing(match_ns),
+        "insert": _timing(insert_ns),
+        "evict": _timing(evict_ns),
+        "yardstick": _timing(yardstick_ns),
+    }
+
+
+def _yardstick(tokens: Int32) -> None:
+    """Fixed work of a lookup's kind and no cache in it: copy a prompt, and look parts of it up in a dict that has none."""
+    data = tokens.tobytes()
+    nothing: dict[bytes, None] = {}
+    for at in range(0, _PROBES * _PROBE_BYTES, _PROBE_BYTES):
+        nothing.get(data[at : at + _PROBE_BYTES])
 
 
 def _timing(durations_ns: list[int]) -> Timing:
@@ -106,7 +124,10 @@ def _timing(durations_ns: list[int]) -> Timing:
 
 def _show(results: dict[str, Any], num_prompts: int, num_tokens: int, num_evicted: int) -> None:
     print(f"radix cache, {num_prompts} prompts of {num_tokens} tokens; evict takes {num_evicted} tokens")
-    print(f"{'page size':>9}  {'call':<16}{'median µs':>10}{'p99 µs':>10}{'calls':>8}")
+    print(f"yardstick: copy a prompt, {_PROBES} dict lookups, no cache; counted in yardsticks, medians of busy machines compare")
+    print(f"{'page size':>9}  {'call':<16}{'median µs':>10}{'p99 µs':>10}{'calls':>8}{'yardsticks':>12}")
     for page_size, timings in results.items():
         for name, timing in timings.items():
-            print(f"{page_size:>9}  {name:<16}{timing['median_us']:>10.2f}{timing['p99_us']:>10.2f}{timing['num_calls']:>8}")
+            ratio = timing["median_us"] / timings["yardstick"]["median_us"]
+            figures = f"{timing['median_us']:>10.2f}{timing['p99_us']:>10.2f}{timing['num_calls']:>8}{ratio:>12.2f}"
+            print(f"{page_size:>9}  {name:<16}{figures}")

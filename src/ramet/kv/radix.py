@@ -9,7 +9,7 @@ looks at more than one path of the tree.
 from __future__ import annotations
 
 import heapq
-import sys
+import struct
 from collections.abc import Sequence
 
 from ramet import _native
@@ -23,6 +23,7 @@ from ramet.kv.tree import TOKEN_BYTES, Children, TreeLock, check_insert, count_l
 __all__ = ["RadixCache"]
 
 _ID_BYTES = 4
+_FIRST_ID = struct.Struct("=i")
 _GROWTH_LIMIT = 4096 * TOKEN_BYTES  # a longer leaf gets a child instead: growing copies the leaf, and that must stay cheap
 
 
@@ -103,13 +104,15 @@ class RadixCache:
             path.append(self._split(near, common // self.page_size))
             common %= self.page_size
         self._tick = tick = self._tick + 1
+        pages = []
         for node in path:
             node.last_access = tick
+            pages.append(node.pages)
         partial = None
         if near is not None and common:
             near.last_access = tick
-            partial = PartialPage(int.from_bytes(near.pages[:_ID_BYTES], sys.byteorder), common)
-        return Match(int32_view(b"".join([node.pages for node in path])), partial, path[-1])
+            partial = PartialPage(_FIRST_ID.unpack_from(near.pages)[0], common)
+        return Match(int32_view(b"".join(pages)), partial, path[-1])
 
     def lock(self, match: Match) -> TreeLock[_Node]:
         node = match.handle
@@ -190,15 +193,11 @@ class RadixCache:
         """
         path = [node]
         at = 0
-        page_bytes = self._page_bytes
-        while at < len(data):
-            first = data[at : at + page_bytes]
-            child = node.children.items.get(first)
-            if child is None:
-                break
-            if not data.startswith(child.data, at):
-                return path, child, _native.common_prefix(int32_view(data[at:]), int32_view(child.data))
-            at += len(child.data)
+        while child := node.children.items.get(data[at : at + self._page_bytes]):  # never under less than a page
+            common = _native.common_prefix(data, at, child.data)
+            if common < len(child.data):
+                return path, child, common // TOKEN_BYTES
+            at += common
             path.append(child)
             node = child
         return path, None, 0
@@ -207,8 +206,10 @@ class RadixCache:
         """Of the children of ``node``, to which ``data`` leads from the root, the one whose first page agrees longest with what
         follows, and in how many tokens, less than a page.
         """
+        if self.page_size == 1:  # less than a page of one token is nothing
+            return None, 0
         at = node.end * self._page_bytes
-        return node.children.nearest(data[at : at + self._page_bytes]) if at < len(data) else (None, 0)
+        return node.children.nearest(data[at : at + self._page_bytes])
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cut ``num_pages`` off the head of ``node`` into a new parent, and return that.

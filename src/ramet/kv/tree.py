@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ramet import _native
 from ramet.core.ids import Int32
 from ramet.core.ports import CacheLock
 from ramet.kv.pool import OwnershipError
@@ -15,7 +16,6 @@ from ramet.kv.pool import OwnershipError
 __all__ = ["TOKEN_BYTES", "Children", "TreeLock", "check_insert", "count_locks", "int32_view", "require"]
 
 TOKEN_BYTES = 4
-_TOKEN_BITS = 8 * TOKEN_BYTES
 
 T = TypeVar("T")
 N = TypeVar("N", bound="_Linked")
@@ -44,21 +44,8 @@ class Children(Generic[T]):
 
     def nearest(self, probe: bytes) -> tuple[T | None, int]:
         """The item whose key shares most leading tokens with ``probe`` (a page or less), and how many; (None, 0) if none."""
-        keys = self.keys
-        at = bisect_left(keys, probe)
-        candidates = keys[at - 1 : at + 1] if at else keys[:1]
-        first = probe[:TOKEN_BYTES]
-        if all(key[:TOKEN_BYTES] != first for key in candidates):
-            return None, 0  # by far the most common, and cheaper to see than what follows
-        size = len(probe)
-        number = int.from_bytes(probe, "big")  # as big-endian numbers, what shares the longer head differs by the smaller xor
-        nearest, least = b"", 1 << 8 * size
-        for key in candidates:
-            differing = number ^ int.from_bytes(key[:size], "big")
-            if differing < least:
-                nearest, least = key, differing
-        num_common = (8 * size - least.bit_length()) // _TOKEN_BITS
-        return (self.items[nearest], num_common) if num_common > 0 else (None, 0)
+        at, common = _native.nearest(self.keys, probe)
+        return (self.items[self.keys[at]], common // TOKEN_BYTES) if common else (None, 0)
 
     def put(self, key: bytes, item: T) -> None:
         """Add ``item``, in place of the one under the same key if there is one."""

@@ -60,16 +60,6 @@ def test_default_threads_on_cgroup_v1(tmp_path: Path) -> None:
     assert default_threads(tmp_path) == 1
 
 
-def test_common_prefix() -> None:
-    a = np.arange(2000, dtype=np.int32)
-    for at in (0, 1, 15, 16, 17, 255, 256, 1023, 1999):
-        b = a.copy()
-        b[at] = -1
-        assert _native.common_prefix(a, b) == at
-    assert _native.common_prefix(a, a[:700]) == 700
-    assert _native.common_prefix(a, a[:0]) == 0
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_computes_alone() -> None:
     """The pool's threads stay in the parent; the child gets the same bits, and its end does not hang."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ramet.core.request import Namespace
-from ramet.kv.prefix import PrefixKey
+from ramet.kv.prefix import PartialPage, PrefixKey
 from ramet.kv.radix import RadixCache
 
 
@@ -50,7 +50,7 @@ def test_a_split_leaves_locks_on_the_lower_part():
     lock = store(cache, range(12))
     match = cache.match(key([0, 1, 2, 3, 4, 9]))
     assert match.pages.tolist() == [0, 1]
-    assert match.partial == (2, 1)
+    assert match.partial == PartialPage(2, 1)
     cache.check([lock])
     assert cache.evict(9).tolist() == []
     assert lock.num_pages == 6

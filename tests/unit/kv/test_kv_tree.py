@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from ramet import _native
 from ramet.kv.pool import OwnershipError
 from ramet.kv.tree import Children, TreeLock
 
@@ -23,6 +24,49 @@ def test_nearest_is_the_best_of_all_children(num_tokens):
         found, num_common = children.nearest(np.array(probe, np.int32).tobytes())
         assert num_common == max((common(key, probe) for key in keys), default=0)
         assert (found is None) if num_common == 0 else (common(found, probe) == num_common)
+
+
+@pytest.mark.parametrize("start", [0, 1, 40])
+@pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 255, 256, 1023, 1999])
+def test_common_prefix_stops_at_the_first_other_token(start, at):
+    """Only the last byte of one token differs: blocks of every width see it, and no part of a token counts."""
+    tokens = np.arange(start + 2000, dtype=np.int32)
+    other = tokens[start:].copy()
+    other[at] ^= 1 << 24
+    assert _native.common_prefix(tokens.tobytes(), 4 * start, other.tobytes()) == 4 * at
+
+
+def test_common_prefix_ends_with_the_shorter_row():
+    tokens = np.arange(2000, dtype=np.int32).tobytes()
+    assert _native.common_prefix(tokens, 0, tokens) == len(tokens)
+    assert _native.common_prefix(tokens, 0, tokens[:2800]) == 2800
+    assert _native.common_prefix(tokens, 7200, tokens[7200:] + tokens) == 800
+    assert _native.common_prefix(tokens, 0, b"") == _native.common_prefix(tokens, len(tokens), tokens) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "other"),
+    [(b"aaaa", 8, b"aaaa"), (b"aaaa", -4, b"aaaa"), (b"aaaa", 2, b"aaaa"), (b"aaaaa", 0, b"aaaa"), (b"aaaa", 0, b"aaaaa")],
+)
+def test_common_prefix_reads_whole_tokens_within_bounds(tokens, start, other):
+    with pytest.raises(ValueError, match=r"start|whole int32"):
+        _native.common_prefix(tokens, start, other)
+
+
+def test_common_prefix_and_nearest_take_bytes_only():
+    array = np.zeros(4, np.int32)
+    with pytest.raises(TypeError):
+        _native.common_prefix(array, 0, b"")
+    with pytest.raises(TypeError):
+        _native.nearest([b""], array)
+    with pytest.raises(TypeError):
+        _native.nearest([array], b"aaaa")
+    with pytest.raises(ValueError, match="whole int32"):
+        _native.nearest([b"aaaaa"], b"aaaa")
+
+
+def test_nearest_of_no_keys_shares_nothing():
+    assert _native.nearest([], b"aaaa") == (0, 0)
 
 
 def test_put_replaces_and_remove_forgets():
