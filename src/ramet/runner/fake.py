@@ -19,6 +19,7 @@ from ramet.core.batch import Batch
 from ramet.core.ids import Float32
 from ramet.core.output import StepOutput
 from ramet.errors import EngineDead
+from ramet.runner.inputs import check_batch
 from ramet.runner.sampler import sample, token_logprobs
 
 __all__ = ["FakeRunner", "StepCost", "VirtualClock", "no_faults"]
@@ -75,6 +76,7 @@ class FakeRunner:
     ) -> None:
         self._token_salts = _mix(np.arange(1, vocab_size + 1, dtype=np.uint64))
         self._page_size = page_size
+        self._num_pages = num_pages
         self._kv: _Hashes = np.zeros(num_pages * page_size, np.uint64)
         self._clock = clock
         self._cost = cost or StepCost()
@@ -86,7 +88,8 @@ class FakeRunner:
 
     def collect(self) -> StepOutput:
         batch = self.launched.popleft()
-        _check(batch, self._page_size)
+        check_batch(batch, self._page_size, self._num_pages)
+        _check_writers(batch)
         errors = dict(self._faults(batch))
         self._copy_pages(batch)
         logits = self._logits(batch)
@@ -125,19 +128,12 @@ class FakeRunner:
         return logits
 
 
-def _check(batch: Batch, page_size: int) -> None:
-    """Raise ``EngineDead`` where the batch is not what ``Batch`` promises."""
+def _check_writers(batch: Batch) -> None:
+    """Raise ``EngineDead`` where one sequence writes a page that another one sees."""
     writers: dict[int, int] = {}
     for b in range(batch.num_seqs):
-        rows = slice(int(batch.query_indptr[b]), int(batch.query_indptr[b + 1]))
-        pages = batch.page_ids[batch.page_indptr[b] : batch.page_indptr[b + 1]]
-        positions = batch.positions[rows]
-        expected = np.arange(batch.context_lens[b] - len(positions), batch.context_lens[b])
-        if len(positions) == 0 or not np.array_equal(positions, expected):
-            raise EngineDead(f"step {batch.step}: positions of sequence {batch.seq_ids[b]} do not end at its context length")
-        if not np.array_equal(batch.slots[rows], pages[positions // page_size] * page_size + positions % page_size):
-            raise EngineDead(f"step {batch.step}: slots of sequence {batch.seq_ids[b]} are not in its page table")
-        writers.update(dict.fromkeys(pages[np.unique(positions // page_size)].tolist(), b))
+        slots = batch.slots[batch.query_indptr[b] : batch.query_indptr[b + 1]]
+        writers.update(dict.fromkeys((slots // batch.page_size).tolist(), b))
     for b in range(batch.num_seqs):
         for page_id in batch.page_ids[batch.page_indptr[b] : batch.page_indptr[b + 1]].tolist():
             if writers.get(page_id, b) != b:

@@ -91,7 +91,7 @@ def test_broken_batches_are_refused() -> None:
         1, 4, [Chunk(sequence(1, TOKENS, [0, 1]), 0, 7, True), Chunk(sequence(2, TOKENS, [0, 2]), 4, 3, True)], NO_COPIES
     )
     for bad, why in (
-        (replace(good, slots=good.slots[::-1].copy()), "slots"),
+        (replace(good, slots=good.slots[::-1].copy()), "a slot is not"),
         (replace(good, positions=good.positions + np.int32(1)), "positions"),
         (shared, "page 0 is written while sequence 2 sees it"),
     ):
