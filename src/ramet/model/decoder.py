@@ -94,9 +94,11 @@ class Decoder:
         """(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]), normed where the family does so, q and k rotated."""
         spec, backend = self.spec, self._backend
         qkv = backend.linear(backend.rms_norm(x, layer.attn_norm, spec.rms_eps), layer.qkv, layer.qkv_bias)
-        q = self._heads(qkv, 0, spec.num_heads)
-        k = self._heads(qkv, spec.num_heads, spec.num_kv_heads)
-        v = self._heads(qkv, spec.num_heads + spec.num_kv_heads, spec.num_kv_heads)
+        heads = qkv.reshape(len(x), -1, spec.head_dim)
+        first_k, first_v = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        q = np.ascontiguousarray(heads[:, :first_k])  # views, not copies, where T is 1
+        k = np.ascontiguousarray(heads[:, first_k:first_v])
+        v = np.ascontiguousarray(heads[:, first_v:])
         if layer.q_norm is not None:
             q = backend.rms_norm(q.reshape(-1, spec.head_dim), layer.q_norm, spec.rms_eps).reshape(q.shape)
         if layer.k_norm is not None:
@@ -104,12 +106,6 @@ class Decoder:
         backend.rope(q, cos, sin)
         backend.rope(k, cos, sin)
         return q, k, v
-
-    def _heads(self, qkv: Float32, first: int, num_heads: int) -> Float32:
-        """float32[T, num_heads, D] of float32[T, (Hq + 2 Hkv) * D]; a copy unless T is 1."""
-        head_dim = self.spec.head_dim
-        columns = qkv[:, first * head_dim : (first + num_heads) * head_dim]
-        return np.ascontiguousarray(columns).reshape(len(qkv), num_heads, head_dim)
 
     def _attend(self, layer: _Layer, q: Float32, kv: KVLayer, plan: AttentionPlan) -> Float32:
         mixed = self._backend.attention(q, kv, plan, self._scale)
