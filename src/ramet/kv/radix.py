@@ -88,19 +88,13 @@ class RadixCache:
         root = self._roots.get(key.namespace)
         if root is None:
             return 0
-        data = key.tokens.tobytes()
-        path, near, common = self._walk(root, data)
-        if near is None:
-            _, common = self._head(path[-1], data)
+        path, _, common = self._walk(root, key.tokens.tobytes())
         return path[-1].end * self.page_size + common
 
     def match(self, key: PrefixKey) -> Match:
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
-        data = key.tokens.tobytes()
-        path, near, common = self._walk(root, data)
-        if near is None:
-            near, common = self._head(path[-1], data)
-        else:
+        path, near, common = self._walk(root, key.tokens.tobytes())
+        if near is not None and common >= self.page_size:
             path.append(self._split(near, common // self.page_size))
             common %= self.page_size
         self._tick = tick = self._tick + 1
@@ -144,7 +138,7 @@ class RadixCache:
         held = TreeLock.consume(lock, _Node)
         data = key.tokens[start * self.page_size :].tobytes()
         path, near, common = self._walk(held, data)
-        if near is not None:
+        if near is not None and common >= self.page_size:
             path.append(self._split(near, common // self.page_size))
         last = path[-1]
         num_found = last.end - start
@@ -188,28 +182,21 @@ class RadixCache:
     def _walk(self, node: _Node, data: bytes) -> tuple[list[_Node], _Node | None, int]:
         """Follow the tokens in ``data`` down from ``node``; changes nothing.
 
-        Returns the path of nodes that agree as a whole, ``node`` first; then the child that goes on with at least a page, though
-        not all, of its tokens, and how many.
+        Returns the path of nodes that agree as a whole, ``node`` first; then the child of the last one that goes on longest with
+        some, though not all, of its tokens, and how many: less than a page unless its first page agrees.
         """
         path = [node]
-        at = 0
-        while child := node.children.items.get(data[at : at + self._page_bytes]):  # never under less than a page
+        at, size = 0, self._page_bytes
+        while child := node.children.items.get(data[at : at + size]):  # never under less than a page
             common = _native.common_prefix(data, at, child.data)
             if common < len(child.data):
                 return path, child, common // TOKEN_BYTES
             at += common
             path.append(child)
             node = child
-        return path, None, 0
-
-    def _head(self, node: _Node, data: bytes) -> tuple[_Node | None, int]:
-        """Of the children of ``node``, to which ``data`` leads from the root, the one whose first page agrees longest with what
-        follows, and in how many tokens, less than a page.
-        """
         if self.page_size == 1:  # less than a page of one token is nothing
-            return None, 0
-        at = node.end * self._page_bytes
-        return node.children.nearest(data[at : at + self._page_bytes])
+            return path, None, 0
+        return path, *node.children.nearest(data[at : at + size])
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cut ``num_pages`` off the head of ``node`` into a new parent, and return that.
