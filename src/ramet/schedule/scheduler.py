@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from ramet.config import SchedulerConfig
 from ramet.core.batch import Batch
@@ -73,8 +74,10 @@ class Scheduler:
     @property
     def is_full(self) -> bool:
         """As many requests wait to begin as may wait. Those preempted, and more answers to one that runs, do not count."""
-        num_waiting = sum(1 for seq in self._waiting if seq.index == 0 and not seq.num_preemptions)
-        return num_waiting >= self._config.max_queued_requests
+        limit = self._config.max_queued_requests
+        if len(self._waiting) < limit:
+            return False  # asked at every submit: counted only where it can matter
+        return sum(1 for seq in self._waiting if seq.index == 0 and not seq.num_preemptions) >= limit
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The sequence, while it is not finished."""
@@ -122,13 +125,20 @@ class Scheduler:
             self._end_if_idle(seq)
 
     def fail_all(self, message: str) -> None:
-        """The device is gone, and the launched steps with it: end every sequence, publish nothing more."""
-        self._launched.clear()
-        for seq in self.sequences:
+        """The device is gone, and the launched steps with it: end every sequence, publish nothing more.
+
+        It may have gone in the middle of a move, so what list a sequence should be in is not asked.
+        """
+        for seqs in (self._launched, self._running, self._waiting, self._followers):
+            seqs.clear()
+        ended = self.sequences
+        for seq in ended:
             seq.num_in_flight_tokens = 0
             error = None if seq.is_finished else message
             seq.finish_reason = seq.finish_reason or "error"
-            self._tell(seq, error=error)
+            self._report(seq, error=error)
+        for seq in ended:
+            self._free(seq)
 
     # ---- deciding
 
@@ -296,7 +306,13 @@ class Scheduler:
             stop_token_id=token_id if is_stop else None,
         )
 
-    def _tell(
+    def _tell(self, seq: Sequence, **news: Any) -> None:
+        """Queue news of a sequence (as ``_report`` takes them). The last news lets it go."""
+        self._report(seq, **news)
+        if seq.is_finished:
+            self._let_go(seq)
+
+    def _report(
         self,
         seq: Sequence,
         *,
@@ -306,7 +322,6 @@ class Scheduler:
         stop_token_id: int | None = None,
         error: str | None = None,
     ) -> None:
-        """Queue news of a sequence. The last news lets it go."""
         self._news.append(
             SequenceUpdate(
                 request_id=seq.request.request_id,
@@ -321,8 +336,6 @@ class Scheduler:
                 error=error,
             )
         )
-        if seq.is_finished:
-            self._let_go(seq)
 
     # ---- from list to list
 
@@ -353,22 +366,26 @@ class Scheduler:
             self._tell(seq)
 
     def _let_go(self, seq: Sequence) -> None:
-        """Free what a finished sequence holds; what it published stays in the cache. An heir takes its followers over."""
-        self._kv.release(seq)
+        """Take a finished sequence off its list and free what it holds. An heir takes its followers over."""
         if seq.state is SequenceState.RUNNING:
             _remove(self._running, seq)
         elif seq.parent_id is not None and seq in self._followers.get(seq.parent_id, ()):
             self._followers[seq.parent_id].remove(seq)
         else:
             _remove(self._waiting, seq)
-        seq.state = SequenceState.FINISHED
-        del self._sequences[seq.seq_id]
+        self._free(seq)
         if followers := self._take_followers(seq):
             heir, *others = followers
             heir.parent_id = None
             self._wait(heir)
             for other in others:
                 self._follow(other, heir)
+
+    def _free(self, seq: Sequence) -> None:
+        """Nothing is left of a finished sequence but what it published."""
+        self._kv.release(seq)
+        seq.state = SequenceState.FINISHED
+        del self._sequences[seq.seq_id]
 
     def _take_followers(self, leader: Sequence) -> list[Sequence]:
         followers = self._followers.pop(leader.seq_id, [])
