@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ramet.core.ids import RequestId, SeqId
 from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.request import FinishReason, Request
+from ramet.core.sampling import SamplingParams
 from ramet.text.detokenizer import Detokenizer
 from ramet.text.tokenizer import Tokenizer
 
@@ -82,7 +83,7 @@ class _Open:
 
 
 class OutputAssembler:
-    """Keeps the open requests' outputs. ``abort`` is called with a sequence whose stop string has come."""
+    """Keeps the open requests' outputs. ``abort`` is called with a sequence whose stop string has come, or whose text has failed."""
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[SeqId], None]) -> None:
         self._tokenizer = tokenizer
@@ -109,7 +110,9 @@ class OutputAssembler:
             seed=request.seed,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
         )
-        self._open[request.request_id] = _Open(request, output, [self._detokenizer(request) for _ in range(sampling.n)])
+        self._open[request.request_id] = _Open(
+            request, output, [self._detokenizer(sampling, prompt_ids) for _ in range(sampling.n)]
+        )
         return output
 
     def apply(self, updates: Iterable[SequenceUpdate]) -> list[RequestOutput]:
@@ -123,7 +126,11 @@ class OutputAssembler:
             if answer.finish_reason is not None:
                 continue  # its stop string has come; what the engine still had in flight is not part of the answer
             changed[update.request_id] = entry.output
-            self._apply_one(entry, answer, update)
+            try:
+                self._apply_one(entry, answer, update)
+            except Exception as error:  # whatever it is, it is this answer's alone
+                answer.finish_reason, answer.error = "error", f"the answer could not be put into words: {error}"
+                self._abort(update.seq_id)
             if entry.output.finished:
                 del self._open[update.request_id]
         return list(changed.values())
@@ -136,13 +143,12 @@ class OutputAssembler:
         """Forget a request. Unknown ids are no error: it may just have finished."""
         self._open.pop(request_id, None)
 
-    def _detokenizer(self, request: Request) -> Detokenizer | None:
+    def _detokenizer(self, sampling: SamplingParams, prompt_ids: list[int]) -> Detokenizer | None:
         if self._tokenizer is None:
             return None
-        sampling = request.sampling
         return Detokenizer(
             self._tokenizer,
-            request.prompt.tolist(),
+            prompt_ids,
             stops=sampling.stops,
             include_stop=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
