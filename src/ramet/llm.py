@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self, TypeAlias
 
 from rich.console import Console
@@ -24,11 +27,13 @@ from ramet.config import (
     RunnerConfig,
     SchedulerConfig,
 )
+from ramet.core.ids import RequestId
 from ramet.core.sampling import SamplingParams
+from ramet.engine.admission import check_sampling
 from ramet.engine.assemble import OutputAssembler, RequestOutput
 from ramet.engine.build import EngineParts, build_engine
 from ramet.engine.engine import Engine
-from ramet.errors import InvalidRequest
+from ramet.errors import EngineDead, InvalidRequest, shown
 from ramet.model.spec import Progress, silent
 from ramet.text.chat import ChatTemplate
 from ramet.text.tokenizer import Tokenizer
@@ -55,7 +60,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         page_size: int = 16,
         prefix_cache: PrefixCacheKind = "radix",
@@ -77,7 +82,11 @@ class LLM:
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(
-                model=model, revision=revision, dtype=dtype, quantization=quantization, max_model_len=max_model_len
+                model=os.fspath(model) if isinstance(model, os.PathLike) else model,
+                revision=revision,
+                dtype=dtype,
+                quantization=quantization,
+                max_model_len=max_model_len,
             ),
             cache=CacheConfig(
                 page_size=page_size,
@@ -109,6 +118,8 @@ class LLM:
         self._open_parts: EngineParts | None = build_engine(config, progress)
         self._assembler = OutputAssembler(self._parts.tokenizer, self._engine.abort_sequence)
         self._lock = threading.RLock()
+        self._left: deque[RequestId] = deque()  # streams that were left, to be aborted when no step is under way
+        self._in_turn = False
 
     @property
     def _parts(self) -> EngineParts:
@@ -162,8 +173,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the model's chat template."""
-        if not messages:
-            raise InvalidRequest("messages is empty; give at least one message", "messages")
+        if not isinstance(messages, Sequence) or not messages:
+            raise InvalidRequest(f"messages is a list of at least one message, not {shown(messages)}", "messages")
         chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [self._rendered(chat, tools) for chat in chats]  # type: ignore[arg-type]
         return self._run(prompts, self._params_for(params, len(prompts)))
@@ -179,33 +190,33 @@ class LLM:
         Yields the same, growing ``RequestOutput`` after each step that changed it; ``outputs[i].delta`` is the text that is
         new since the last time. Leaving the loop early aborts the request. Errors are raised by the first ``next``.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             token_ids, text = self._rendered(prompt, tools)  # type: ignore[arg-type]
         else:
             token_ids, text = self._encoded(prompt)  # type: ignore[arg-type]
         [sampling] = self._params_for(params, 1)
-        with self._lock:
+        with self._turn():
             output = self._submit(token_ids, text, sampling)
         try:
             yield from self._progress_of(output)
         finally:
-            if not output.finished and self._open_parts is not None:
-                with self._lock:
-                    self._abort(output.request_id)
+            if not output.finished:
+                self._left.append(output.request_id)
+                self._abort_left()
 
     def cache_stats(self) -> dict[str, int]:
         """Pages by owner, and counters of the cache: ``num_free_pages``, ``num_hit_tokens`` and so on."""
-        with self._lock:
+        with self._turn():
             return asdict(self._engine.stats().kv)
 
     def flush_cache(self) -> int:
         """Forget all cached KV; returns the pages freed. Raises ``InvalidRequest`` while requests run."""
-        with self._lock:
+        with self._turn():
             return self._engine.flush_cache()
 
     def close(self) -> None:
         """Abort what still runs and let the memory go. Closing twice is no error."""
-        with self._lock:
+        with self._turn():
             if self._open_parts is not None:
                 for request_id in self._assembler.open_ids():
                     self._abort(request_id)
@@ -231,20 +242,59 @@ class LLM:
             return [self.default_sampling_params()] * count
         if isinstance(params, SamplingParams):
             return [params] * count
+        if not isinstance(params, list | tuple):
+            raise InvalidRequest(f"params is a SamplingParams, or a list of one a prompt, not {shown(params)}", "params")
         if len(params) != count:
             raise InvalidRequest(f"{len(params)} sampling parameters for {count} prompts; give one, or one each", "params")
         return list(params)
 
     def _submit(self, token_ids: Sequence[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
+        check_sampling(sampling)
         if sampling.stops and self._parts.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         request_id = self._engine.submit(token_ids, sampling)
-        return self._assembler.open(self._engine.request(request_id), text)
+        try:
+            return self._assembler.open(self._engine.request(request_id), text)
+        except BaseException:
+            self._abort(request_id)
+            raise
 
-    def _abort(self, request_id: str) -> None:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Alone with the engine and not to be interrupted: a step that is broken off half-way would be its end."""
+        with self._lock, _signals_wait():
+            self._abort_left()
+            was_in_turn, self._in_turn = self._in_turn, True
+            try:
+                yield
+            finally:
+                self._in_turn = was_in_turn
+
+    def _abort_left(self) -> None:
+        """Let the requests go whose streams were left, unless the engine is busy: then its next turn does.
+
+        The garbage collector ends a forgotten stream wherever it likes: on any thread, and in the midst of a step.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._left and self._open_parts is not None and not self._in_turn:
+                    self._abort(self._left.popleft())
+            finally:
+                self._lock.release()
+
+    def _abort(self, request_id: RequestId) -> None:
         self._engine.abort(request_id)
         self._assembler.close(request_id)
         self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets the request go
+
+    def _step(self) -> list[RequestOutput]:
+        """One step; returns the outputs it changed. A stop string is seen after the step: the engine then lets go of the rest."""
+        with self._turn():
+            if not self._engine.has_work:
+                raise EngineDead("requests are open, but the engine knows of none")
+            changed = self._assembler.apply(self._engine.step())
+            self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets go
+            return changed
 
     def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         bar = _progress_bar() if len(prompts) >= _PROGRESS_FROM else None
@@ -252,16 +302,18 @@ class LLM:
             outputs: list[RequestOutput] = []
             try:
                 for (token_ids, text), sampling in zip(prompts, params, strict=True):
-                    outputs.append(self._submit(token_ids, text, sampling))
+                    with self._turn():
+                        outputs.append(self._submit(token_ids, text, sampling))
                 task = bar.add_task("prompts", total=len(prompts)) if bar else None
                 pending = {output.request_id for output in outputs}
                 while pending:
-                    pending -= {out.request_id for out in self._assembler.apply(self._engine.step()) if out.finished}
+                    pending -= {out.request_id for out in self._step() if out.finished}
                     if bar and task is not None:
                         bar.update(task, completed=len(outputs) - len(pending))
             except BaseException:
-                for output in outputs:
-                    self._abort(output.request_id)
+                with self._turn():
+                    for output in outputs:
+                        self._abort(output.request_id)
                 raise
         return outputs
 
@@ -280,8 +332,33 @@ class LLM:
             elif output.finished:
                 return
             else:
-                with self._lock:
-                    self._assembler.apply(self._engine.step())
+                self._step()
+
+
+_HELD_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """What the program does on a signal (Ctrl-C raises ``KeyboardInterrupt``) it does at the end of the block.
+
+    Python runs its handlers on the main thread alone; elsewhere there is nothing to hold.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in _HELD_SIGNALS}
+    held = [number for number, handler in handlers.items() if callable(handler)]
+    caught: list[tuple[int, FrameType | None]] = []
+    try:
+        for number in held:
+            signal.signal(number, lambda number, frame: caught.append((number, frame)))
+        yield
+    finally:
+        for number in held:
+            signal.signal(number, handlers[number])
+        for number, frame in caught:
+            handlers[number](number, frame)  # type: ignore[operator]
 
 
 def _progress_bar() -> ProgressBar:

@@ -83,7 +83,7 @@ class _Open:
 
 
 class OutputAssembler:
-    """Keeps the open requests' outputs. ``abort`` is called with a sequence whose stop string has come, or whose text has failed."""
+    """Keeps the open requests' outputs. ``abort`` is called with a sequence whose stop string came or whose text failed."""
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[SeqId], None]) -> None:
         self._tokenizer = tokenizer
