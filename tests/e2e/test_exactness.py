@@ -2,6 +2,7 @@
 
 Each cell answers the same probe requests as its family's baseline (no cache, one at a time, one thread), and tokens, logprobs and
 prompt logprobs must be equal bit for bit. ``make check`` runs a pairwise cover, ``RAMET_EXACT=full`` the whole product.
+A cell also proves from the launched batches that it was what its name says: one batch, chunks, a hit, a preemption, a fork.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, RequestOutput, SamplingParams
+from ramet.core.batch import Batch
+from ramet.core.output import StepOutput
+from ramet.core.request import Sequence
+from ramet.runner.local import LocalRunner
 
 _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "cache": ("none", "radix", "hash"),
@@ -30,7 +36,7 @@ _SETTINGS: Mapping[str, tuple[Any, ...]] = {
 TINY = {"family": tuple(TINY_MODELS), "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
 DEMO = {"family": ("demo",), "weights": ("as shipped",), **_SETTINGS}
 Cell = dict[str, Any]
-_TIGHT_POOL = {1: 145, 16: 160, 64: 192}  # tokens; see _preempted
+_TIGHT_POOL = {1: 145, 16: 160, 64: 256}  # tokens; see _preempted
 _VOCAB = 300
 
 
@@ -65,19 +71,20 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 
 _SHARED = _prompt(1, 45)
+# Each probe's output goes on beyond a multiple of 64 tokens, and so into a new page at every page size.
 PROBES: list[tuple[list[int], SamplingParams]] = [
-    (_SHARED + _prompt(2, 30), SamplingParams(temperature=0, max_tokens=14, logprobs=3, ignore_eos=True)),
+    (_SHARED + _prompt(2, 80), SamplingParams(temperature=0, max_tokens=14, logprobs=3, ignore_eos=True)),
     (
-        _SHARED + _prompt(3, 9),
+        _SHARED + _prompt(3, 16),
         SamplingParams(temperature=0.9, seed=5, top_p=0.95, top_k=40, max_tokens=20, logprobs=2, ignore_eos=True),
     ),
     (
-        _prompt(4, 33),
+        _prompt(4, 62),
         SamplingParams(
             temperature=0.7, seed=6, repetition_penalty=1.3, frequency_penalty=1.5, max_tokens=12, logprobs=1, ignore_eos=True
         ),
     ),
-    (_SHARED + _prompt(2, 20), SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=2, ignore_eos=True)),
+    (_SHARED + _prompt(2, 18), SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=2, ignore_eos=True)),
 ]
 _MATES = [
     (_SHARED + _prompt(10 + i, 5 + 9 * i), SamplingParams(temperature=1.0, seed=i, max_tokens=3 + 5 * i, ignore_eos=True))
@@ -143,6 +150,62 @@ def test_demo_model(cell: Cell, models: Models) -> None:
     _compare(cell, models)
 
 
+class Recorder:
+    """Stands between engine and runner, and keeps the batches."""
+
+    def __init__(self, runner: LocalRunner) -> None:
+        self._runner = runner
+        self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._runner.launch(batch)
+
+    def collect(self) -> StepOutput:
+        return self._runner.collect()
+
+    @property
+    def num_seqs(self) -> int:
+        """The most sequences in one batch."""
+        return max(batch.num_seqs for batch in self.batches)
+
+    def chunks_of(self, seq_id: int) -> list[int]:
+        """Tokens of a sequence in each step."""
+        return [
+            int(batch.query_indptr[b + 1] - batch.query_indptr[b])
+            for batch in self.batches
+            for b in np.flatnonzero(batch.seq_ids == seq_id)
+        ]
+
+
+class Bench:
+    """One cell's LLM, and what it launches."""
+
+    def __init__(self, llm: LLM, cell: Cell) -> None:
+        self.llm, self.engine, self.cell = llm, llm._engine, cell
+        self.keeps = cell["cache"] != "none"
+        self.recorder = Recorder(self.engine._runner)
+        self.engine._runner = self.recorder
+
+    def submit(self, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, Sequence]:
+        output = self.llm._submit(prompt, None, params)
+        (seq_id,) = self.engine.seq_ids(output.request_id)
+        return output, self.sequence(seq_id)
+
+    def sequence(self, seq_id: int) -> Sequence:
+        found = self.engine._scheduler.sequence(seq_id)
+        assert found is not None
+        return found
+
+    def step(self) -> None:
+        self.llm._assembler.apply(self.engine.step())
+
+    def check_reuse(self, output: RequestOutput, params: SamplingParams) -> None:
+        """All but the last token of the prompt came from the cache, if there is one and no prompt logprobs are owed."""
+        reuses = self.keeps and params.prompt_logprobs is None
+        assert output.usage.cached_tokens == (len(output.prompt_token_ids) - 1 if reuses else 0)
+
+
 def _compare(cell: Cell, models: Models) -> None:
     options: dict[str, Any] = {
         "prefix_cache": cell["cache"],
@@ -152,48 +215,86 @@ def _compare(cell: Cell, models: Models) -> None:
         "max_running_seqs": cell["batch"],
         "kv_cache_memory": "64MiB",
     }
+    if cell["what"] in ("preempted", "forked"):
+        options["max_running_seqs"] = max(2, cell["batch"])  # it takes two
     if cell["what"] == "preempted":
-        options |= {"max_running_seqs": 8, "max_total_tokens": _TIGHT_POOL[cell["page_size"]]}
+        options["max_total_tokens"] = _TIGHT_POOL[cell["page_size"]]
     with models.llm(cell, **options) as llm:
-        assert _ANSWERS[cell["what"]](llm) == models.baseline(cell)
+        assert _ANSWERS[cell["what"]](Bench(llm, cell)) == models.baseline(cell)
 
 
-def _plain(llm: LLM) -> list[tuple[Any, ...]]:
-    outputs = llm.generate([p for p, _ in PROBES + _MATES], [s for _, s in PROBES + _MATES])
-    return [bits(output) for output in outputs[: len(PROBES)]]
+def _plain(bench: Bench) -> list[tuple[Any, ...]]:
+    """The probes and their mates at once: all in one batch, where the cell lets them."""
+    outputs = _at_once(bench)
+    assert bench.recorder.num_seqs == bench.cell["batch"]
+    for seq_id, (prompt, params) in enumerate(PROBES):
+        chunks = bench.recorder.chunks_of(seq_id)
+        computed = len(prompt) - outputs[seq_id].usage.cached_tokens
+        whole, rest = divmod(computed, bench.cell["chunk"] or computed)
+        expected = [bench.cell["chunk"] or computed] * whole + [rest] * (rest > 0)
+        assert chunks == expected + [1] * (params.max_tokens - 1)
+    return [bits(output) for output in outputs]
 
 
-def _warm(llm: LLM) -> list[tuple[Any, ...]]:
-    _plain(llm)
-    again = _plain(llm)
-    if llm.cache_stats()["num_nodes"]:
-        assert llm.cache_stats()["num_hit_tokens"] > 0
-    return again
+def _at_once(bench: Bench) -> list[RequestOutput]:
+    outputs = bench.llm.generate([p for p, _ in PROBES + _MATES], [s for _, s in PROBES + _MATES])
+    return outputs[: len(PROBES)]
 
 
-def _preempted(llm: LLM) -> list[tuple[Any, ...]]:
-    """Each probe runs beside an older mate in a pool that the two outgrow, so that the probe, being younger, must give way."""
+def _warm(bench: Bench) -> list[tuple[Any, ...]]:
+    _at_once(bench)
+    again = _at_once(bench)
+    for output, (_, params) in zip(again, PROBES, strict=True):
+        bench.check_reuse(output, params)
+    return [bits(output) for output in again]
+
+
+def _preempted(bench: Bench) -> list[tuple[Any, ...]]:
+    """Each probe runs beside an older mate that leaves the pool one spare page. Both go on into a new page before the probe
+    is done, and so the probe, being younger, must give way.
+    """
     answers = []
     for prompt, params in PROBES:
-        mate = (_prompt(77, 60), SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
-        outputs = llm.generate([mate[0], prompt], [mate[1], params])
-        answers.append(bits(outputs[1]))
-    assert llm._engine.stats().scheduler.num_preemptions > 0
+        size, pool = bench.cell["page_size"], _TIGHT_POOL[bench.cell["page_size"]]
+        num_mate_pages = pool // size - -(-len(prompt) // size) - 1
+        mate_prompt = _prompt(77, max(1, num_mate_pages * size - 1))
+        forever = SamplingParams(temperature=0, max_tokens=pool - len(mate_prompt), ignore_eos=True)
+        mate, running = bench.submit(mate_prompt, forever)
+        while running.num_output_tokens < 1:
+            bench.step()
+        output, sequence = bench.submit(prompt, params)
+        while not sequence.num_preemptions:
+            assert not output.finished, "the probe had room"
+            bench.step()
+        assert not mate.finished
+        bench.llm._abort(mate.request_id)
+        while not output.finished:
+            bench.step()
+        bench.llm.flush_cache()
+        answers.append(bits(output))
     return answers
 
 
-def _forked(llm: LLM) -> list[tuple[Any, ...]]:
-    """Each probe is branched off a running sequence that holds just its prompt."""
-    engine, answers = llm._engine, []
+def _forked(bench: Bench) -> list[tuple[Any, ...]]:
+    """Each probe is branched off a running sequence that holds just its prompt: its whole pages are shared, one is copied."""
+    engine, answers = bench.engine, []
     for prompt, params in PROBES:
-        parent = engine.submit(prompt[:-1], SamplingParams(max_tokens=8, allowed_token_ids=[prompt[-1]], ignore_eos=True))
-        while not (seq_ids := engine.seq_ids(parent)) or engine._scheduler.sequence(seq_ids[0]).num_output_tokens < 1:
-            llm._assembler.apply(engine.step())
-        child = engine.fork(seq_ids[0], sampling=params)
-        output = llm._assembler.open(engine.request(child))
+        only = SamplingParams(max_tokens=8, allowed_token_ids=[prompt[-1]], ignore_eos=True)
+        parent, sequence = bench.submit(prompt[:-1], only)
+        while sequence.num_output_tokens < 1:
+            bench.step()
+        child = engine.fork(sequence.seq_id, sampling=params)
+        output = bench.llm._assembler.open(engine.request(child))
+        branch = bench.sequence(*engine.seq_ids(child))
+        if bench.keeps and params.prompt_logprobs is None:  # else it has to compute its whole prompt, which a fork skips
+            num_whole, num_tail = divmod(len(prompt) - 1, bench.cell["page_size"])
+            bench.step()
+            assert branch.pages.view(0, num_whole).tolist() == sequence.pages.view(0, num_whole).tolist()
+            assert bench.recorder.batches[-1].page_copies.num_tokens.tolist() == [num_tail] * (num_tail > 0)
         while not output.finished:
-            llm._assembler.apply(engine.step())
-        engine.abort(parent)
+            bench.step()
+        bench.check_reuse(output, params)
+        engine.abort(parent.request_id)
         engine.step()
         answers.append(bits(output))
     return answers
