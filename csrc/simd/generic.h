@@ -6,11 +6,13 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-typedef float freg __attribute__((vector_size(16)));     // kLanes floats
-typedef int32_t ireg __attribute__((vector_size(16)));   // kLanes int32
-typedef uint16_t creg __attribute__((vector_size(16)));  // kLanes times two words of packed codes
-typedef int16_t preg __attribute__((vector_size(16)));   // kLanes pairs of int16
-typedef ireg dreg;                                       // kLanes sums of products of pairs
+typedef float freg __attribute__((vector_size(16)));    // kLanes floats
+typedef int32_t ireg __attribute__((vector_size(16)));  // kLanes int32
+typedef ireg creg;                                      // kLanes times two words of packed codes
+typedef ireg dreg;                                      // kLanes sums of products of pairs
+struct preg {  // kLanes pairs, as floats: not every machine multiplies int16 to int32
+  freg first, second;
+};
 typedef uint32_t ureg __attribute__((vector_size(16)));  // bits of floats
 typedef uint16_t hreg __attribute__((vector_size(8)));   // kLanes 16-bit floats
 
@@ -87,17 +89,18 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 static inline creg c_load(const uint8_t* p) { return load_as<creg>(p); }
 template <int S>
 static inline preg c_bytes(creg c) {
-  return same_bits<preg>(c) << 8 * (1 - S) >> 8;
+  return {f_from_int(c << (24 - 8 * S) >> 24), f_from_int(c << (8 - 8 * S) >> 24)};
 }
 template <int S>
 static inline preg c_nibbles(creg c) {
-  return same_bits<preg>(c >> 4 * S & 15);
+  return {f_from_int(c >> 4 * S & 15), f_from_int(c >> (16 + 4 * S) & 15)};
 }
-static inline preg p_repeat(int32_t two) { return same_bits<preg>(ireg{two, two, two, two}); }
+static inline preg p_repeat(int32_t two) {
+  return {f_set(static_cast<float>(static_cast<int16_t>(two))), f_set(static_cast<float>(two >> 16))};
+}
 static inline dreg d_zero() { return dreg{}; }
-static inline dreg d_add(dreg sum, preg codes, preg x) {
-  const ireg w = same_bits<ireg>(codes), y = same_bits<ireg>(x);
-  return sum + (w << 16 >> 16) * (y << 16 >> 16) + (w >> 16) * (y >> 16);
+static inline dreg d_add(dreg sum, const preg& codes, const preg& x) {  // 2 * 128 * 32767 < 2^24: exact
+  return sum + __builtin_convertvector(codes.first * x.first + codes.second * x.second, ireg);
 }
 static inline ireg d_close(dreg sum) { return sum; }
 
