@@ -12,7 +12,7 @@ from ramet.errors import RametError
 
 __all__ = ["app", "main"]
 
-_ABOUT = """Ramet: an LLM serving engine whose KV cache is a tree. What was computed once is not computed twice, and the
+_ABOUT = """Ramet: an LLM serving engine whose KV cache is a tree. What is still in memory is not computed again, and the
 same request gives the same bits, whatever else runs."""
 
 _EXAMPLES = """Examples:\n
