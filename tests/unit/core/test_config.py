@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import fields
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, parse_size
 from ramet.errors import ConfigError
+from ramet.llm import LLM
 
 CONFIGS = [ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig]
 
@@ -117,6 +119,14 @@ def test_every_option_has_a_help_text_and_a_default(config):
     config()
     for option in fields(config):
         assert len(option.metadata["help"]) > 15
+
+
+def test_the_python_api_has_the_same_options_and_defaults():
+    keywords = inspect.signature(LLM).parameters
+    options = [option for config in CONFIGS for option in fields(config)]
+    assert [option.name for option in options if option.name not in keywords] == ["max_queued_requests"]
+    for option in options:
+        assert option.name not in keywords or keywords[option.name].default == option.default
 
 
 def test_configs_are_frozen():
