@@ -44,6 +44,7 @@ samplings = st.fixed_dictionaries(
 class EngineMachine(RuleBasedStateMachine):
     cache = "radix"
     page_size = 4
+    num_moves = 0
 
     @initialize(
         policy=st.sampled_from(["fcfs", "longest-prefix"]),
@@ -108,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
+        type(self).num_moves += 1
         if hasattr(self, "bench"):
             self.bench.audit()
 
@@ -142,3 +144,4 @@ def test_random_moves(cache: str, page_size: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    assert machine.num_moves >= 250, "the walks hardly moved: all machines together make well over 2,000 moves"

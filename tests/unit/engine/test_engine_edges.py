@@ -103,6 +103,27 @@ def test_b041_whatever_is_accepted_can_run_and_an_abort_leaves_the_queue_free(ca
         bench.check_idle()
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+@pytest.mark.parametrize("total", range(24, 33))
+def test_b041_an_abort_at_the_head_of_the_queue_lets_the_next_one_run(total: int, num_steps: int) -> None:
+    """It may have been waiting for room, beside one that runs."""
+    bench = Bench(page_size=4, num_pages=8)
+    bench.submit([7] * 6, max_tokens=20, **GREEDY)
+    bench.step()
+    large = bench.submit([9] * (total - 2), max_tokens=2, **GREEDY)
+    small = bench.submit([30, 31, 32], max_tokens=2, **GREEDY)
+    for _ in range(num_steps):
+        bench.step()
+    assert not bench.answers[large, 0].token_ids, "it waits"
+    bench.engine.abort(large)
+    for _ in range(3):
+        bench.step()
+    assert bench.answers[small, 0].finish_reason == "length"
+    bench.run()
+    bench.check_idle()
+    bench.check_against_cold()
+
+
 def test_max_tokens_none_takes_what_context_and_pool_allow() -> None:
     by_context = Bench(max_model_len=30)
     assert len(by_context.answer(PROMPT, max_tokens=None, **GREEDY).token_ids) == 10

@@ -48,6 +48,35 @@ def test_b043_b064_two_steps_in_flight_change_no_answer(cache: str, page_size: i
 
 
 @pytest.mark.parametrize("cache", CACHES)
+def test_b062_short_prompts_that_arrive_one_a_step(cache: str) -> None:
+    bench = Bench(cache=cache, max_running_seqs=2)
+    depths = []
+    for i in range(20):
+        if len(bench.runner.launched) < 2:
+            bench.engine.begin_step()
+        bench.submit([5 + i, 6, 7], max_tokens=4, temperature=0.0, ignore_eos=True)
+        if len(bench.runner.launched) < 2:
+            bench.engine.begin_step()  # the newcomer's prompt, while the other's token is not known yet
+        depths.append(len(bench.runner.launched))
+        bench.finish_step()
+    depths += run_two_deep(bench, {})
+    assert max(depths) == 2
+    bench.check_idle()
+    bench.check_against_cold()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_b064_sixteen_requests_two_deep(cache: str) -> None:
+    bench = Bench(cache=cache, num_pages=200, max_batch_tokens=40, max_running_seqs=16)
+    for i in range(16):
+        bench.submit(list(range(10, 13 + i)), max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert max(run_two_deep(bench, {})) == 2
+    assert [len(answer.token_ids) for answer in bench.answers.values()] == [8] * 16, "no token twice"
+    bench.check_idle()
+    bench.check_against_cold()
+
+
+@pytest.mark.parametrize("cache", CACHES)
 def test_duplicates_are_kept_while_a_step_reads_them(cache: str) -> None:
     bench = Bench(cache=cache, chunked_prefill_size=4, max_batch_tokens=8, max_running_seqs=2)
     for _ in range(2):
