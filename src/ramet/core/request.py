@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ramet.core.ids import Int32, IntBuffer, RequestId, SeqId
 from ramet.core.sampling import SamplingParams
@@ -17,11 +17,11 @@ __all__ = ["FinishReason", "Namespace", "Request", "Sequence", "SequenceState"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Namespace:
+class Namespace(NamedTuple):
     """Who may share KV with whom: typed fields, compared as a whole, never joined into a string.
 
-    ``salt`` is the tenant's, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter.
+    ``salt`` is the tenant's, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter. A tuple, because
+    every lookup in a cache hashes it.
     """
 
     salt: str = ""

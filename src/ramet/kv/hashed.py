@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import numpy as np
 
@@ -49,11 +48,10 @@ def _root_digest(namespace: Namespace, digest: HashFunction) -> bytes:
     can be left out.
     """
     parts = [b"ramet prefix 1"]
-    for field in fields(namespace):
-        value = getattr(namespace, field.name)
+    for name, value in zip(namespace._fields, namespace, strict=True):
         if type(value) not in (str, int):
-            raise TypeError(f"namespace field {field.name} is a {type(value).__name__}; only str and int have an encoding")
-        for text in (field.name, type(value).__name__, str(value)):
+            raise TypeError(f"namespace field {name} is a {type(value).__name__}; only str and int have an encoding")
+        for text in (name, type(value).__name__, str(value)):
             raw = text.encode("utf-8", "surrogatepass")
             parts.append(len(raw).to_bytes(8, "little") + raw)
     return digest(b"".join(parts))
