@@ -173,8 +173,9 @@ class Scheduler:
         budget = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
         admitted: list[Sequence] = []
         hopeless: list[Sequence] = []
-        for seq in self._policy.order(self._waiting):
-            if budget <= 0 or len(self._running) >= self._config.max_running_seqs:
+        # A policy may ask the cache about many sequences, so it is not asked in vain.
+        for seq in self._policy.order(self._waiting) if self._has_place(budget) else ():
+            if not self._has_place(budget):
                 break
             # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.
             if not self._kv.admit(seq, reserve_pages=len(self._running)):
@@ -192,6 +193,10 @@ class Scheduler:
         for seq in hopeless:
             seq.finish_reason = "error"
             self._tell(seq, error=f"{len(seq.tokens)} tokens do not fit the KV pool even when nothing else runs")
+
+    def _has_place(self, budget: int) -> bool:
+        """Whether one more sequence may begin to run in a step with ``budget`` tokens left."""
+        return budget > 0 and len(self._running) < self._config.max_running_seqs
 
     def _chunk_size(self, seq: Sequence, budget: int) -> int:
         if seq.is_finished:
