@@ -106,9 +106,9 @@ def _is_plain_greedy(sampling: RowSampling) -> npt.NDArray[np.bool_]:
         & (sampling.repetition_penalty == 1)
         & (sampling.frequency_penalty == 0)
         & (sampling.presence_penalty == 0)
-        & (np.diff(sampling.bias_indptr) == 0)
-        & (np.diff(sampling.banned_indptr) == 0)
-        & (np.diff(sampling.allowed_indptr) == 0)
+        & (sampling.bias_indptr[1:] == sampling.bias_indptr[:-1])
+        & (sampling.banned_indptr[1:] == sampling.banned_indptr[:-1])
+        & (sampling.allowed_indptr[1:] == sampling.allowed_indptr[:-1])
     )
     return plain
 
