@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, shown
 
 __all__ = [
     "CacheConfig",
@@ -39,6 +39,8 @@ class ModelConfig:
     max_model_len: int | None = _option(None, "context length in tokens; the model's own when left out")
 
     def __post_init__(self) -> None:
+        _text("model", self.model)
+        _text("revision", self.revision)
         _one_of("dtype", self.dtype, get_args(Dtype))
         _one_of("quantization", self.quantization, (None, *get_args(Quantization)))
         _at_least("max_model_len", self.max_model_len, 1)
@@ -58,7 +60,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         if not _is_whole(self.page_size) or not 1 <= self.page_size <= 128:
-            raise ConfigError(f"page_size is a whole number from 1 to 128, not {self.page_size!r} (--page-size)")
+            raise ConfigError(f"page_size is a whole number from 1 to 128, not {shown(self.page_size)} (--page-size)")
         _one_of("prefix_cache", self.prefix_cache, get_args(PrefixCacheKind))
         _one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVDtype))
         _at_least("max_total_tokens", self.max_total_tokens, 1)
@@ -78,8 +80,9 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _one_of("schedule_policy", self.schedule_policy, get_args(PolicyName))
-        for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests", "chunked_prefill_size"):
-            _at_least(name, getattr(self, name), 1)
+        _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+        for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests"):
+            _at_least(name, getattr(self, name), 1, optional=False)
         if self.max_batch_tokens < self.max_running_seqs:
             raise ConfigError(
                 f"max_batch_tokens {self.max_batch_tokens} is under max_running_seqs {self.max_running_seqs}: "
@@ -94,6 +97,7 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)
+        _text("isa", self.isa)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +112,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r} (--seed)")
+            raise ConfigError(f"seed is a whole number from 0 to 2**64 - 1, not {shown(self.seed)} (--seed)")
 
 
+_MAX_COUNT = 2**31  # of anything; token counts are int32 further down
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
@@ -122,11 +127,11 @@ def parse_size(text: int | str, name: str) -> int:
     else:
         found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
         if found is None:
-            raise ConfigError(f"{name} is a size such as 2GiB, 512m or 32K, not {text!r:.40} ({_flag(name)})")
+            raise ConfigError(f"{name} is a size such as 2GiB, 512m or 32K, not {shown(text)} ({_flag(name)})")
         unit = found[2].upper()
         size = int(float(found[1]) * (1 if not unit else 1 << _UNITS[unit]))
-    if size <= 0:
-        raise ConfigError(f"{name} must be over 0, not {text!r} ({_flag(name)})")
+    if not 0 < size < 2**80:
+        raise ConfigError(f"{name} is over 0 and under 2**80 bytes, not {shown(text)} ({_flag(name)})")
     return size
 
 
@@ -139,11 +144,18 @@ def _is_whole(value: object) -> bool:
 
 
 def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    if value not in known:
-        shown = ", ".join(str(k) for k in known if k is not None)
-        raise ConfigError(f"{name} is one of {shown}, not {value!r} ({_flag(name)})")
+    if not isinstance(value, str | None) or value not in known:
+        names = ", ".join(str(k) for k in known if k is not None)
+        raise ConfigError(f"{name} is one of {names}, not {shown(value)} ({_flag(name)})")
 
 
-def _at_least(name: str, value: object, low: int) -> None:
-    if value is not None and (not _is_whole(value) or value < low):  # type: ignore[operator]
-        raise ConfigError(f"{name} is a whole number of at least {low}, not {value!r} ({_flag(name)})")
+def _text(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name} is a text, not {shown(value)} ({_flag(name)})")
+
+
+def _at_least(name: str, value: object, low: int, *, optional: bool = True) -> None:
+    if value is None and optional:
+        return
+    if not _is_whole(value) or not low <= value <= _MAX_COUNT:  # type: ignore[operator]
+        raise ConfigError(f"{name} is a whole number from {low} to {_MAX_COUNT}, not {shown(value)} ({_flag(name)})")

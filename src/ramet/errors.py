@@ -1,4 +1,4 @@
-"""Every error that Ramet raises on purpose.
+"""Every error that Ramet raises on purpose, and how a message shows what it complains of.
 
 ::
 
@@ -19,6 +19,7 @@ __all__ = [
     "ModelError",
     "Overloaded",
     "RametError",
+    "shown",
 ]
 
 
@@ -55,3 +56,12 @@ class Overloaded(RametError):
 
 class EngineDead(RametError):
     """The engine met a defect and cannot go on."""
+
+
+def shown(value: object, limit: int = 40) -> str:
+    """A value the caller gave, for an error message: its repr on one line, cut to ``limit`` characters. Never raises."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of over 4,300 digits has no repr, nor need an object of the caller's have one
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

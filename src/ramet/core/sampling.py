@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ramet.errors import InvalidRequest
+from ramet.errors import InvalidRequest, shown
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -29,7 +28,7 @@ class _NamesUnknownFields(type):
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-                raise InvalidRequest(f"unknown sampling parameter {_shown(name)}; {hint}", name)
+                raise InvalidRequest(f"unknown sampling parameter {shown(name)}; {hint}", name)
         return super().__call__(*args, **kwargs)
 
 
@@ -80,7 +79,7 @@ class SamplingParams(metaclass=_NamesUnknownFields):
         _optional_whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} is true or false, not {_shown(getattr(self, name))}", name)
+                raise InvalidRequest(f"{name} is true or false, not {shown(getattr(self, name))}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -114,7 +113,7 @@ def _is_whole(value: object) -> bool:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if not _is_whole(value) or not low <= value <= high:  # type: ignore[operator]
-        raise InvalidRequest(f"{name} is a whole number from {low} to {high}, not {_shown(value)}", name)
+        raise InvalidRequest(f"{name} is a whole number from {low} to {high}, not {shown(value)}", name)
 
 
 def _optional_whole(name: str, value: object, low: int, high: int) -> None:
@@ -124,15 +123,10 @@ def _optional_whole(name: str, value: object, low: int, high: int) -> None:
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and (low < value if open_low else low <= value) and value <= high:  # type: ignore[arg-type,operator]
-        return
+    if is_number and (low < value if open_low else low <= value) and value <= high:  # type: ignore[operator]
+        return  # NaN is not: it compares false
     edge = "above" if open_low else "from"
-    raise InvalidRequest(f"{name} is a number {edge} {low} to {high}, not {_shown(value)}", name)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    raise InvalidRequest(f"{name} is a number {edge} {low} to {high}, not {shown(value)}", name)
 
 
 def _stops(stop: object) -> tuple[str, ...] | None:
@@ -143,7 +137,7 @@ def _stops(stop: object) -> tuple[str, ...] | None:
         raise InvalidRequest(f"stop is a string or a list of at most {_MAX_STOPS} strings", "stop")
     for one in found:
         if not isinstance(one, str) or not 0 < len(one) <= _MAX_STOP_CHARS:
-            raise InvalidRequest(f"each stop is a string of 1 to {_MAX_STOP_CHARS} characters, not {_shown(one)}", "stop")
+            raise InvalidRequest(f"each stop is a string of 1 to {_MAX_STOP_CHARS} characters, not {shown(one)}", "stop")
         if any("\ud800" <= c <= "\udfff" for c in one):
             raise InvalidRequest("stop holds a lone surrogate, which no output can contain", "stop")
     return tuple(found)

@@ -60,7 +60,8 @@ class ChatTemplate:
         those of a request go through ``check_variables`` first. Raises ``InvalidRequest`` naming ``messages[i]``, or with the
         template's own words.
         """
-        name = self._name(bool(tools))
+        offered = plain_tools(tools)
+        name = self._name(offered is not None)
         plain = plain_messages(messages, self._rules[name])
         final = ""
         if continue_final_message:
@@ -75,7 +76,7 @@ class ChatTemplate:
                 **self._tokens,
                 **check_variables(variables),
                 "messages": plain,
-                "tools": plain_tools(tools),
+                "tools": offered,
                 "add_generation_prompt": add_generation_prompt,
             },
             self._clock,

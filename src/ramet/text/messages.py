@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramet.errors import InvalidRequest
+from ramet.errors import InvalidRequest, shown
 
 __all__ = ["MessageRules", "plain_data", "plain_messages", "plain_tools"]
 
@@ -47,7 +47,7 @@ def plain_tools(tools: object) -> list[dict[str, Any]] | None:
         raise InvalidRequest("tools is a list of objects", "tools")
     for i, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise InvalidRequest(f"tools[{i}] is an object, not {_shown(tool)}", "tools")
+            raise InvalidRequest(f"tools[{i}] is an object, not {shown(tool)}", "tools")
     copied: list[dict[str, Any]] = plain_data(list(tools), "tools")
     return copied or None
 
@@ -68,7 +68,7 @@ def plain_data(value: object, where: str, depth: int = 0) -> Any:
         copied = {}
         for key, item in value.items():
             if type(key) is not str:
-                raise InvalidRequest(f"{where} has the key {_shown(key)}; keys are strings", where)
+                raise InvalidRequest(f"{where} has the key {shown(key)}; keys are strings", where)
             copied[_text(key, where)] = plain_data(item, f"{where}.{key}", depth + 1)
         return copied
     if isinstance(value, list | tuple):
@@ -78,11 +78,11 @@ def plain_data(value: object, where: str, depth: int = 0) -> Any:
 
 def _message(message: object, where: str, rules: MessageRules) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{where} is an object with role and content, not {_shown(message)}", where)
+        raise InvalidRequest(f"{where} is an object with role and content, not {shown(message)}", where)
     copied = {key: value for key, value in plain_data(message, where).items() if value is not None}
     role = copied.get("role")
     if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"{where}.role is a string such as 'user', not {_shown(role)}", f"{where}.role")
+        raise InvalidRequest(f"{where}.role is a string such as 'user', not {shown(role)}", f"{where}.role")
     if role == "developer" and not rules.knows_developer:
         copied["role"] = "system"
     text = _content(copied.get("content"), f"{where}.content")
@@ -103,22 +103,22 @@ def _content(content: object, where: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where} is a string or a list of parts, not {_shown(content)}", where)
+        raise InvalidRequest(f"{where} is a string or a list of parts, not {shown(content)}", where)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            shown = _shown(part if kind is None else kind)
-            raise InvalidRequest(f'{where}[{i}] is {shown}; only parts {{"type": "text", "text": ...}} are supported', where)
+            found = shown(part if kind is None else kind)
+            raise InvalidRequest(f'{where}[{i}] is {found}; only parts {{"type": "text", "text": ...}} are supported', where)
         if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where}[{i}].text is a string, not {_shown(part.get('text'))}", where)
+            raise InvalidRequest(f"{where}[{i}].text is a string, not {shown(part.get('text'))}", where)
         texts.append(part["text"])
     return "\n".join(texts) if texts else None
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise InvalidRequest(f"{where} is a list, not {_shown(calls)}", where)
+        raise InvalidRequest(f"{where} is a list, not {shown(calls)}", where)
     for i, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -135,7 +135,7 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where} is not JSON: {error}", where) from error
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{where} spells {_shown(arguments)}, not an object", where)
+        raise InvalidRequest(f"{where} spells {shown(arguments)}, not an object", where)
     copied: dict[str, Any] = plain_data(arguments, where)
     return copied
 
@@ -154,8 +154,3 @@ def _text(text: str, where: str) -> str:
                 where,
             ) from error
     return text
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

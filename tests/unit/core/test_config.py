@@ -6,6 +6,7 @@ import inspect
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,11 @@ from ramet.errors import ConfigError
 from ramet.llm import LLM
 
 CONFIGS = [ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig]
+
+
+class NoRepr:
+    def __repr__(self):
+        raise RuntimeError
 
 
 @pytest.mark.parametrize(
@@ -132,3 +138,21 @@ def test_the_python_api_has_the_same_options_and_defaults():
 def test_configs_are_frozen():
     with pytest.raises(AttributeError):
         CacheConfig().page_size = 4
+
+
+UNSHOWABLE = [10**5000, -(10**5000), [10**5000], np.array([1, 2]), NoRepr(), {1}, object()]
+
+
+@pytest.mark.parametrize("bad", UNSHOWABLE, ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize(("config", "name"), [(config, field.name) for config in CONFIGS for field in fields(config)])
+def test_whatever_is_given_is_refused_in_one_short_line(config, name, bad):
+    with pytest.raises(ConfigError, match=name) as caught:
+        config(**{name: bad})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["max_running_seqs", "max_batch_tokens", "max_queued_requests"])
+def test_limits_that_cannot_be_left_out(name):
+    with pytest.raises(ConfigError, match=name):
+        SchedulerConfig(**{name: None})

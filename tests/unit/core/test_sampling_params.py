@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import fields
 from fractions import Fraction
 
 import pytest
@@ -224,3 +225,19 @@ def problem_with(values: dict) -> InvalidRequest | None:
 def test_anything_is_taken_or_refused_never_worse(values):
     problem = problem_with(values)
     assert problem is None or (problem.param in values and len(str(problem)) < 200)
+
+
+class NoRepr:
+    def __repr__(self):
+        raise RuntimeError
+
+
+UNSHOWABLE = [10**400, 10**5000, -(10**5000), [10**5000], NoRepr(), [NoRepr()], {1: NoRepr()}, {NoRepr(): 1}]
+
+
+@pytest.mark.parametrize("bad", UNSHOWABLE, ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_whatever_is_given_is_refused_in_one_short_line(name, bad):
+    error = refused(name, bad)
+    assert "\n" not in str(error)
+    assert len(str(error)) < 200
