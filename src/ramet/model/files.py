@@ -12,9 +12,9 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ramet.errors import ModelError
+from ramet.errors import ModelError, shown
 
-__all__ = ["Fields", "few", "map_file", "parse_json", "read_json", "read_text"]
+__all__ = ["Fields", "few", "map_file", "parse_json", "read_json", "read_text", "size_of"]
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_INT = 2**31 - 1
@@ -22,17 +22,25 @@ _MAX_INT = 2**31 - 1
 
 def few(names: object, limit: int = 5) -> str:
     """The first names of a collection, for messages: ``a, b, c (12 in all)``."""
-    shown = [str(n) for n in names]  # type: ignore[attr-defined]
-    return ", ".join(shown[:limit]) + (f", ... ({len(shown)} in all)" if len(shown) > limit else "")
+    found = [str(n) for n in names]  # type: ignore[attr-defined]
+    return ", ".join(found[:limit]) + (f", ... ({len(found)} in all)" if len(found) > limit else "")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a regular file, or of what a link leads to. All else is refused: a pipe would be waited for, a device never ends.
+
+    Raises ``OSError`` where it cannot be looked up.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{path} is not a regular file")
+    return status.st_size
 
 
 def map_file(path: Path) -> npt.NDArray[np.uint8]:
     """uint8[n], read-only: the bytes of a regular file, mapped."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{path} is not a regular file")
-        if status.st_size == 0:
+        if size_of(path) == 0:
             raise ModelError(f"{path} is empty")
         return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     except OSError as error:
@@ -42,7 +50,7 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
 def read_text(path: Path) -> str:
     """A small UTF-8 file."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
+        if size_of(path) > _MAX_JSON_BYTES:
             raise ModelError(f"{path} is over {_MAX_JSON_BYTES >> 20} MiB")
         return path.read_text("utf-8")
     except OSError as error:
@@ -102,7 +110,7 @@ class Fields:
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = _MAX_INT) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.fail(key, f"is a whole number, not {_shown(value)}")
+            raise self.fail(key, f"is a whole number, not {shown(value, 60)}")
         if not low <= value <= high:
             raise self.fail(key, f"is from {low} to {high}, not {value}")
         return value
@@ -111,7 +119,7 @@ class Fields:
         """A finite number over 0: all that models have are."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.fail(key, f"is a number, not {_shown(value)}")
+            raise self.fail(key, f"is a number, not {shown(value, 60)}")
         if not 0 < value < math.inf:
             raise self.fail(key, f"is a finite number over 0, not {value}")
         return float(value)
@@ -123,13 +131,13 @@ class Fields:
     def boolean(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"is true or false, not {_shown(value)}")
+            raise self.fail(key, f"is true or false, not {shown(value, 60)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise self.fail(key, f"is a string, not {_shown(value)}")
+            raise self.fail(key, f"is a string, not {shown(value, 60)}")
         return value
 
     def strings(self, key: str) -> list[str]:
@@ -137,14 +145,14 @@ class Fields:
         value = self._values.get(key)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise self.fail(key, f"is a list of strings, not {_shown(value)}")
+            raise self.fail(key, f"is a list of strings, not {shown(value, 60)}")
         return value
 
     def mapping(self, key: str) -> Fields:
         """The object at ``key``; empty where absent."""
         value = self._get(key, {})
         if not isinstance(value, Mapping):
-            raise self.fail(key, f"is an object, not {_shown(value)}")
+            raise self.fail(key, f"is an object, not {shown(value, 60)}")
         return Fields(value, f"{self.where}: {key}")
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
@@ -153,7 +161,7 @@ class Fields:
         ids = value if isinstance(value, list) else [] if value is None else [value]
         for one in ids:
             if not isinstance(one, int) or isinstance(one, bool):
-                raise self.fail(key, f"is a token id, not {_shown(one)}")
+                raise self.fail(key, f"is a token id, not {shown(one, 60)}")
             if not 0 <= one < vocab_size:
                 raise self.fail(key, f"is {one}, but the vocabulary has {vocab_size} tokens")
         return tuple(ids)
@@ -165,8 +173,3 @@ class Fields:
         if value is None:
             raise self.fail(key, "is missing")
         return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,7 @@ from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, Family, check_tensors, expected_tensors, family_of
-from ramet.model.files import Fields, few, read_json, read_text
+from ramet.model.files import Fields, few, read_json, read_text, size_of
 from ramet.model.quant import as_float32
 from ramet.model.rope import linear_divisors, llama3_divisors
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
@@ -45,9 +45,8 @@ def load_folder(folder: Path) -> Checkpoint:
     stored = read_folder(folder)
     expected = expected_tensors(spec, "hf")
     check_tensors(expected.values(), {n: t.data.shape for n, t in stored.items()}, str(folder), lambda n: _ignored(n, spec))
-    tokenizer_json = folder / "tokenizer.json"
     text = TextSource(
-        tokenizer_json=tokenizer_json if tokenizer_json.exists() else None,
+        tokenizer_json=_tokenizer_json(folder),
         tokenizer_config=tokenizer_config,
         chat_templates=_chat_templates(folder, tokenizer_config),
     )
@@ -224,6 +223,14 @@ def _sampling(generation: Fields) -> dict[str, float | int]:
         if generation.has(key):
             found[key] = generation.integer(key, low=0) if key == "top_k" else generation.fraction(key)
     return found
+
+
+def _tokenizer_json(folder: Path) -> Path | None:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    size_of(path)  # its reader would wait for a pipe
+    return path
 
 
 def _chat_templates(folder: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:

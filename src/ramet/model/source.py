@@ -31,11 +31,12 @@ def resolve(model: str | None, revision: str | None = None, progress: Progress =
     if model is None:
         _refuse_revision(revision, "the demo model")
         return fetch_demo_model(progress)
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         exists = path.exists()
-    except OSError as error:  # too long, or no permission on the way
-        raise ModelError(f"cannot look up {model[:200]!r}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # too long, or no permission on the way; or ~name of nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot look up {model[:200]!r}: {reason}") from None
     if exists:
         _refuse_revision(revision, model)
         if not path.is_dir() and path.suffix != ".gguf":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 import sys
 import zipfile
@@ -86,6 +87,24 @@ def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ramet.model.files.np.memmap", refuse)  # root may read all files, so chmod proves nothing
     with pytest.raises(ModelError, match=r"cannot read .*model\.gguf: Permission denied"):
         open_model(ModelConfig(model=str(path)))
+
+
+def test_home_of_nobody() -> None:
+    with pytest.raises(ModelError, match="~nobody-of-this-name"):
+        resolve("~nobody-of-this-name/model")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_pipes_and_devices_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    for kind in ("pipe", "device"):
+        folder = write_folder(LLAMA, tmp_path / kind)
+        (folder / name).unlink()
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).symlink_to("/dev/zero")
+        with pytest.raises(ModelError, match=f"{name} is not a regular file"):
+            open_model(ModelConfig(model=str(folder)))
 
 
 def test_folder_named_like_a_file(tmp_path: Path) -> None:
