@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramet.core.ids import Int32
+from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
-from ramet.errors import ContextTooLong, InvalidRequest
+from ramet.errors import ContextTooLong, InvalidRequest, shown
 
-__all__ = ["Limits", "PromptIds", "check_priority", "check_request_id"]
+__all__ = ["Limits", "PromptIds", "check_namespace", "check_priority", "check_request_id", "check_sampling"]
 
 PromptIds = Sequence[int] | np.ndarray
 
@@ -87,7 +88,7 @@ def _int_array(ids: Sequence[int]) -> np.ndarray:
     for kind in set(map(type, ids)):
         if kind is bool or not issubclass(kind, (int, np.integer)):
             where = next(i for i, value in enumerate(ids) if type(value) is kind)
-            raise InvalidRequest(f"prompt token {where} is {ids[where]!r:.40}; token ids are whole numbers", "prompt")
+            raise InvalidRequest(f"prompt token {where} is {shown(ids[where])}; token ids are whole numbers", "prompt")
     try:
         return np.array(ids, dtype=np.int64)
     except OverflowError:
@@ -103,5 +104,27 @@ def check_request_id(request_id: object) -> None:
 def check_priority(priority: object) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _MAX_PRIORITY:
         raise InvalidRequest(
-            f"priority is a whole number of at most {_MAX_PRIORITY} either way, not {priority!r:.40}", "priority"
+            f"priority is a whole number of at most {_MAX_PRIORITY} either way, not {shown(priority)}", "priority"
         )
+
+
+def check_sampling(sampling: object) -> None:
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(f"sampling parameters are a SamplingParams, not {shown(sampling)}", "params")
+
+
+def check_namespace(namespace: object) -> None:
+    """A namespace is part of every cache key, so a field that is none would fail in the midst of a step."""
+    is_sound = (
+        isinstance(namespace, Namespace)
+        and _is_unicode(namespace.salt)
+        and _is_unicode(namespace.adapter)
+        and type(namespace.generation) is int
+    )
+    if not is_sound:
+        raise InvalidRequest(f"namespace is of two texts and a whole number, not {shown(namespace, 200)}", "namespace")
+
+
+def _is_unicode(text: object) -> bool:
+    """A lone surrogate has no UTF-8 form."""
+    return isinstance(text, str) and not any("\ud800" <= c <= "\udfff" for c in text)

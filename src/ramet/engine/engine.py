@@ -6,7 +6,8 @@ between them: whatever is in flight is left alone until its step is done. One th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +17,8 @@ from ramet.core.output import SequenceUpdate
 from ramet.core.ports import Clock, Runner
 from ramet.core.request import Namespace, Request, Sequence
 from ramet.core.sampling import SamplingParams
-from ramet.engine.admission import Limits, PromptIds, check_priority, check_request_id
-from ramet.errors import EngineDead, InvalidRequest, Overloaded
+from ramet.engine.admission import Limits, PromptIds, check_namespace, check_priority, check_request_id, check_sampling
+from ramet.errors import EngineDead, InvalidRequest, Overloaded, shown
 from ramet.kv.manager import KVManager, KVStats
 from ramet.schedule.scheduler import Scheduler, SchedulerStats
 
@@ -87,6 +88,7 @@ class Engine:
         ``EngineDead``; nothing is changed then.
         """
         self._check_alive()
+        check_sampling(sampling)
         ids = self._limits.check_prompt(prompt)
         request = self._request(ids, sampling, request_id, namespace, priority)
         self._scheduler.add(self._sequences(request))
@@ -101,10 +103,13 @@ class Engine:
         self._check_alive()
         parent = self._scheduler.sequence(seq_id)
         if parent is None:
-            raise InvalidRequest(f"sequence {seq_id} is not live, so it cannot be forked; submit its tokens instead", "seq_id")
+            raise InvalidRequest(
+                f"sequence {shown(seq_id)} is not live, so it cannot be forked; submit its tokens instead", "seq_id"
+            )
         origin = parent.request
         if sampling is None:
             sampling = replace(origin.sampling, seed=None, prompt_logprobs=None)
+        check_sampling(sampling)
         ids = self._limits.check_prompt(parent.tokens.view())
         request = self._request(ids, sampling, request_id, origin.namespace, origin.priority)
         self._scheduler.fork(parent, self._sequences(request))
@@ -140,29 +145,28 @@ class Engine:
         return self.finish_step()
 
     def begin_step(self) -> None:
-        """Decide what is computed and launch it; nothing where there is nothing to compute."""
+        """Decide what is computed and launch it; nothing where there is nothing to compute.
+
+        A step that breaks off half-way ends the engine, whatever stopped it: its KV is not there, and nobody knows how far the
+        books were brought. Faults are told by ``finish_step``; what is no fault (``KeyboardInterrupt``) goes on to the caller.
+        """
         self._check_alive()
-        batch = self._scheduler.schedule()
-        if batch is None:
-            return
-        try:
-            self._runner.launch(batch)
-            self._num_launched += 1
-        except Exception as error:  # whatever it is, the step's KV is not there
-            self._die(error)
+        with self._deadly():
+            batch = self._scheduler.schedule()
+            if batch is not None:
+                self._runner.launch(batch)
+                self._num_launched += 1
 
     def finish_step(self) -> list[SequenceUpdate]:
         """Wait for the oldest launched step, and give the news since the last call.
 
-        A runner that fails ends every open request with an ``error`` update here.
+        A step that fails ends every open request with an ``error`` update here.
         """
         updates: list[SequenceUpdate] = []
         if self._num_launched:
             self._num_launched -= 1
-            try:
+            with self._deadly():
                 updates = self._scheduler.update(self._runner.collect())
-            except Exception as error:
-                self._die(error)
         updates += self._scheduler.take_news()
         for update in updates:
             if update.finish_reason is not None:
@@ -191,6 +195,7 @@ class Engine:
         """Check what is left to check and give the request its name, seed and bounds."""
         sampling.check_vocabulary(self._limits.vocab_size)
         check_priority(priority)
+        check_namespace(namespace)
         max_tokens = self._limits.max_tokens(len(prompt), sampling)
         if request_id is None:
             request_id = self._free_id()
@@ -250,8 +255,19 @@ class Engine:
         if self._death is not None:
             raise EngineDead(str(self._death)) from self._death
 
-    def _die(self, error: Exception) -> None:
-        self._death = EngineDead(f"the runner failed: {error!r:.200}")
+    @contextmanager
+    def _deadly(self) -> Iterator[None]:
+        """Whatever breaks off this block half-way is the engine's end."""
+        try:
+            yield
+        except Exception as error:
+            self._die(error)
+        except BaseException as error:
+            self._die(error)
+            raise
+
+    def _die(self, error: BaseException) -> None:
+        self._death = EngineDead(f"a step failed: {shown(error, 200)}")
         self._death.__cause__ = error
         self._num_launched = 0
         self._scheduler.fail_all(str(self._death))

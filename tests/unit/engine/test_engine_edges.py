@@ -9,8 +9,10 @@ import pytest
 from support.engines import CACHES, EOS_IDS, VOCAB_SIZE, Bench
 
 from ramet.core.batch import Batch
+from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
 from ramet.errors import ConfigError, ContextTooLong, EngineDead, InvalidRequest, Overloaded
+from ramet.schedule import scheduler
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 PROMPT = list(range(10, 30))
@@ -309,6 +311,58 @@ def test_a_dead_runner_ends_every_request_and_leaves_the_books_right(half: str, 
     for call in (bench.step, lambda: bench.submit(PROMPT), lambda: bench.fork(0)):
         with pytest.raises(EngineDead, match="device lost"):
             call()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("place", ["launch", "collect", "schedule", "update", "build_batch", "_begin", "commit"])
+def test_a_step_that_breaks_off_half_way_is_the_end(
+    place: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was half done is not built on; what is no fault of the engine goes on to the caller."""
+    bench = Bench(num_pages=32)
+    for i in range(3):
+        bench.submit([5 + i] * 9, n=2, max_tokens=6, **GREEDY)
+    bench.step()
+    bench.submit([20] * 9, max_tokens=6, **GREEDY)
+    parts = {"launch": bench.runner, "collect": bench.runner, "build_batch": scheduler, "_begin": bench.kv, "commit": bench.kv}
+
+    def break_off(*args: object, **options: object) -> None:
+        bench.runner.launched.clear()
+        raise error("half-way")
+
+    def steps() -> None:
+        for _ in range(4):
+            bench.step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.get(place, bench.scheduler), place, break_off)
+        with pytest.raises(EngineDead if issubclass(error, Exception) else error):
+            steps()
+    bench.finish_step()
+    assert {answer.finish_reason for answer in bench.answers.values()} == {"error"}
+    bench.check_idle()
+    with pytest.raises(EngineDead, match="half-way"):
+        bench.engine.step()
+
+
+@pytest.mark.parametrize(
+    "namespace",
+    [None, "tenant", Namespace(salt="\ud800"), Namespace(adapter=b"x"), Namespace(salt=["x"]), Namespace(generation=1.5)],
+)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_namespace_that_could_be_no_key_is_refused(cache: str, namespace: object) -> None:
+    bench = Bench(cache=cache)
+    with pytest.raises(InvalidRequest, match="namespace"):
+        bench.engine.submit(PROMPT, SamplingParams(), namespace=namespace)  # type: ignore[arg-type]
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("sampling", [None, {}, {"temperature": 0}, SamplingParams, "greedy"])
+def test_sampling_parameters_of_another_type_are_refused(sampling: object) -> None:
+    bench = Bench()
+    with pytest.raises(InvalidRequest, match="SamplingParams"):
+        bench.engine.submit(PROMPT, sampling)  # type: ignore[arg-type]
+    bench.check_idle()
 
 
 def test_the_result_of_another_step_is_refused() -> None:
