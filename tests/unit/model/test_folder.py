@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,32 @@ def test_t03_code_is_neither_run_nor_read(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer_config\.json: auto_map asks for code"):
         load_folder(folder)
     assert not canary.exists()
+
+
+_OPTIMISED = """
+import sys
+from pathlib import Path
+from ramet.errors import ModelError
+from ramet.model.folder import load_folder
+assert False, "this line is not there under -O"
+for folder in sys.argv[1:]:
+    try:
+        load_folder(Path(folder))
+        print("loaded")
+    except ModelError as error:
+        print(error)
+"""
+
+
+def test_t04_the_same_refusals_where_asserts_are_off(tmp_path: Path) -> None:
+    pickled = write(tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    asking = write(tmp_path / "asking", {"auto_map": {"AutoModel": "evil.Model"}})
+    command = [sys.executable, "-O", "-c", _OPTIMISED, str(pickled), str(asking)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    refusals = done.stdout.splitlines()
+    assert "pytorch_model.bin are pickles" in refusals[0]
+    assert "auto_map asks for code" in refusals[1]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a":' * 100_000])
