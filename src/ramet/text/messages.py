@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramet.errors import InvalidRequest, shown
+from ramet.text.utf8 import check_unicode
 
 __all__ = ["MessageRules", "plain_data", "plain_messages", "plain_tools"]
 
@@ -145,12 +146,5 @@ def _no_constant(name: str) -> None:
 
 
 def _text(text: str, where: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"{where} has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; send valid Unicode",
-                where,
-            ) from error
+    check_unicode(text, where, where)
     return text

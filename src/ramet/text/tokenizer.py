@@ -11,7 +11,7 @@ import tokenizers
 from ramet.errors import InvalidRequest
 from ramet.text.gguf_vocabulary import vocabulary_of_gguf
 from ramet.text.tokenizer_json import vocabulary_of_file
-from ramet.text.utf8 import Utf8Text
+from ramet.text.utf8 import Utf8Text, check_unicode
 from ramet.text.vocabulary import Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -111,14 +111,7 @@ class Tokenizer:
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         if not isinstance(text, str):
             raise InvalidRequest(f"the text to tokenize is a {type(text).__name__}, not a string")
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidRequest(
-                    f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, "
-                    "which is not a character; send valid Unicode"
-                ) from error
+        check_unicode(text, "the text")
         backend = self._with_special if parse_special else self._as_text
         # the batch form computes no offsets and lets other threads run meanwhile
         return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids

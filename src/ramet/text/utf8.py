@@ -1,10 +1,12 @@
-"""Bytes to text as they come: the one definition of decoding, whole or piece by piece."""
+"""Text and its bytes: the one definition of decoding, whole or piece by piece, and the check that text has bytes at all."""
 
 from __future__ import annotations
 
 import codecs
 
-__all__ = ["MAX_CHAR_BYTES", "Utf8Text", "incomplete_end"]
+from ramet.errors import InvalidRequest
+
+__all__ = ["MAX_CHAR_BYTES", "Utf8Text", "check_unicode", "incomplete_end"]
 
 MAX_CHAR_BYTES = 4
 _Utf8 = codecs.getincrementaldecoder("utf-8")
@@ -50,6 +52,19 @@ class Utf8Text:
             self._droppable_spaces -= 1
             text = text[1:]
         return text
+
+
+def check_unicode(text: str, what: str, param: str | None = None) -> None:
+    """Raise ``InvalidRequest`` where ``text``, called ``what``, has a lone surrogate: no character, so it has no bytes."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X}"
+        raise InvalidRequest(
+            f"{what} has a lone surrogate ({surrogate}) at character {error.start}; send valid Unicode", param
+        ) from error
 
 
 def incomplete_end(data: bytes) -> bytes:
