@@ -86,7 +86,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_known_ways_out_are_closed(source: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_t06_known_ways_out_are_closed(source: str, capfd: pytest.CaptureFixture[str]) -> None:
     modules = set(sys.modules)
     with pytest.raises((InvalidRequest, ModelError)) as raised:
         render(source, messages=["a"])
@@ -114,7 +114,7 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("source", ENDLESS)
-def test_endless_templates_end(source: str, ticking: Seconds) -> None:
+def test_t07_endless_templates_end(source: str, ticking: Seconds) -> None:
     with pytest.raises(InvalidRequest, match="over"):
         render(source, ticking, text="abc" * 100)
     assert ticking.time < MAX_SECONDS + 0.001  # not one look after the end
@@ -180,7 +180,7 @@ HUGE = [
 
 
 @pytest.mark.parametrize("source", HUGE)
-def test_huge_results_are_refused_before_they_exist(source: str) -> None:
+def test_t07_huge_results_are_refused_before_they_exist(source: str) -> None:
     tracemalloc.start()
     start = time.process_time()
     try:
