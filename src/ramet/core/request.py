@@ -6,7 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ramet.core.ids import Int32, IntBuffer, RequestId, SeqId
+import numpy as np
+
+from ramet.core.ids import Float32, Int32, IntBuffer, RequestId, SeqId
 from ramet.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class Request:
 
     ``prompt`` is int32[n], n >= 1. ``seed`` is never None here: the engine draws one where the caller gave none. ``max_tokens``
     is resolved against the context. ``stop_ids`` end the output (EOS ids unless ignored, and the caller's) and are banned
-    until ``min_tokens`` of it are there.
+    until ``min_tokens`` of it are there. ``allowed_ids``, ``bias_ids`` and ``bias_values`` are what ``sampling`` says, as arrays
+    made once: they may be as long as the vocabulary, and each step needs them.
     """
 
     request_id: RequestId
@@ -47,6 +50,15 @@ class Request:
     namespace: Namespace = Namespace()
     priority: int = 0
     arrival_s: float = 0.0
+    allowed_ids: Int32 = field(init=False, repr=False)
+    bias_ids: Int32 = field(init=False, repr=False)
+    bias_values: Float32 = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bias = self.sampling.logit_bias or {}
+        object.__setattr__(self, "allowed_ids", np.array(self.sampling.allowed_token_ids or (), np.int32))
+        object.__setattr__(self, "bias_ids", np.array(list(bias), np.int32))
+        object.__setattr__(self, "bias_values", np.array(list(bias.values()), np.float32))
 
 
 class SequenceState(enum.Enum):

@@ -5,7 +5,7 @@ Everything is copied out of the sequences, so a batch stays what it was while it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,12 +99,11 @@ def _prompt_logprobs(chunks: list[Chunk], query_indptr: Int32) -> tuple[Int32, I
 def _row_sampling(seqs: list[Sequence]) -> RowSampling:
     """The sampling parameters of each sequence whose next token is chosen."""
     params = [seq.request.sampling for seq in seqs]
-    biases = [p.logit_bias or {} for p in params]
-    bias_indptr, bias_ids = _ragged([list(bias) for bias in biases])
-    banned_indptr, banned_ids = _ragged([_banned(seq) for seq in seqs])
-    allowed_indptr, allowed_ids = _ragged([p.allowed_token_ids or () for p in params])
     histories = [seq.tokens.view() if _has_penalty(seq.request) else _NO_INTS for seq in seqs]
-    history_indptr = _indptr(map(len, histories))
+    bias_indptr, bias_ids = _ragged([seq.request.bias_ids for seq in seqs])
+    banned_indptr, banned_ids = _ragged([_banned(seq) for seq in seqs])
+    allowed_indptr, allowed_ids = _ragged([seq.request.allowed_ids for seq in seqs])
+    history_indptr, history_ids = _ragged(histories)
     return RowSampling(
         temperature=np.array([p.temperature for p in params], np.float32),
         top_p=np.array([p.top_p for p in params], np.float32),
@@ -119,23 +118,23 @@ def _row_sampling(seqs: list[Sequence]) -> RowSampling:
         num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
         bias_indptr=bias_indptr,
         bias_ids=bias_ids,
-        bias_values=np.array([v for bias in biases for v in bias.values()], np.float32) if len(bias_ids) else _NO_FLOATS,
+        bias_values=np.concatenate([_NO_FLOATS, *(seq.request.bias_values for seq in seqs)]),
         banned_indptr=banned_indptr,
         banned_ids=banned_ids,
         allowed_indptr=allowed_indptr,
         allowed_ids=allowed_ids,
         history_indptr=history_indptr,
-        history_ids=np.concatenate(histories) if history_indptr[-1] else _NO_INTS,
+        history_ids=history_ids,
         history_prompt_lens=np.array(
             [min(seq.num_prompt_tokens, len(h)) for seq, h in zip(seqs, histories, strict=True)], np.int32
         ),
     )
 
 
-def _banned(seq: Sequence) -> list[int]:
+def _banned(seq: Sequence) -> Int32:
     """Whatever would end the output may not be chosen before ``min_tokens``."""
     early = seq.num_output_tokens < seq.request.sampling.min_tokens
-    return sorted(seq.request.stop_ids) if early else []
+    return np.array(sorted(seq.request.stop_ids), np.int32) if early else _NO_INTS
 
 
 def _has_penalty(request: Request) -> bool:
@@ -143,8 +142,6 @@ def _has_penalty(request: Request) -> bool:
     return p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1
 
 
-def _ragged(rows: list[Collection[int]]) -> tuple[Int32, Int32]:
+def _ragged(rows: list[Int32]) -> tuple[Int32, Int32]:
     """CSR of ragged rows: int32[n + 1] offsets, int32 values."""
-    if not any(rows):
-        return np.zeros(len(rows) + 1, np.int32), _NO_INTS
-    return _indptr(map(len, rows)), np.array([v for row in rows for v in row], np.int32)
+    return _indptr(map(len, rows)), np.concatenate([_NO_INTS, *rows])
