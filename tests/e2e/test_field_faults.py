@@ -313,6 +313,13 @@ def test_b146_a_prompt_that_ends_inside_a_character(llm: Tiny) -> None:
         assert "".join(pieces) == (pepper[:2] + bytes([last, last])).decode()
 
 
+def test_b115_a_stop_in_a_last_character_that_is_cut_off(llm: Tiny) -> None:
+    one_byte = SamplingParams(**GREEDY, max_tokens=1, allowed_token_ids=[0xED], stop="\N{REPLACEMENT CHARACTER}")
+    [output] = llm.many(["x"], one_byte)
+    answer = output.outputs[0]
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("", "stop", "\N{REPLACEMENT CHARACTER}")
+
+
 def test_b118_b119_no_end_before_min_tokens_and_none_that_is_ignored(llm: Tiny) -> None:
     ends = {256: 100.0}
     [ended] = llm.many(["x"], SamplingParams(temperature=0, min_tokens=5, max_tokens=20, logit_bias=ends))

@@ -187,13 +187,15 @@ class OutputAssembler:
         return True
 
     def _finish(self, entry: _Open, answer: CompletionOutput, update: SequenceUpdate) -> None:
-        detokenizer = entry.detokenizers[answer.index]
-        if detokenizer is not None:
-            answer.text += detokenizer.finish()
         answer.finish_reason, answer.error = update.finish_reason, update.error
         caller_stops = entry.request.sampling.stop_token_ids or ()
         if update.stop_token_id in caller_stops:
             answer.stop_reason = update.stop_token_id
+        detokenizer = entry.detokenizers[answer.index]
+        if detokenizer is not None:
+            answer.text += detokenizer.finish()
+            if detokenizer.stopped is not None and update.error is None:  # by a last character that was never completed
+                answer.finish_reason, answer.stop_reason = "stop", detokenizer.stopped
 
     def _named(self, one: TokenLogprobs) -> dict[int, Logprob]:
         """The token first, then the best ones in falling order."""
