@@ -118,7 +118,7 @@ def _row_sampling(seqs: list[Sequence]) -> RowSampling:
         num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
         bias_indptr=bias_indptr,
         bias_ids=bias_ids,
-        bias_values=np.concatenate([_NO_FLOATS, *(seq.request.bias_values for seq in seqs)]),
+        bias_values=np.concatenate([seq.request.bias_values for seq in seqs]) if len(bias_ids) else _NO_FLOATS,
         banned_indptr=banned_indptr,
         banned_ids=banned_ids,
         allowed_indptr=allowed_indptr,
@@ -144,4 +144,5 @@ def _has_penalty(request: Request) -> bool:
 
 def _ragged(rows: list[Int32]) -> tuple[Int32, Int32]:
     """CSR of ragged rows: int32[n + 1] offsets, int32 values."""
-    return _indptr(map(len, rows)), np.concatenate([_NO_INTS, *rows])
+    indptr = _indptr(map(len, rows))
+    return indptr, np.concatenate(rows) if indptr[-1] else _NO_INTS
