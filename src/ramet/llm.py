@@ -195,12 +195,13 @@ class LLM:
         else:
             token_ids, text = self._encoded(prompt)  # type: ignore[arg-type]
         [sampling] = self._params_for(params, 1)
-        with self._turn():
-            output = self._submit(token_ids, text, sampling)
+        output = None
         try:
+            with self._turn():  # a signal that came meanwhile is raised at its end
+                output = self._submit(token_ids, text, sampling)
             yield from self._progress_of(output)
         finally:
-            if not output.finished:
+            if output is not None and not output.finished:
                 self._left.append(output.request_id)
                 self._abort_left()
 
@@ -275,12 +276,13 @@ class LLM:
 
         The garbage collector ends a forgotten stream wherever it likes: on any thread, and in the midst of a step.
         """
-        if self._lock.acquire(blocking=False):
-            try:
-                while self._left and self._open_parts is not None and not self._in_turn:
-                    self._abort(self._left.popleft())
-            finally:
-                self._lock.release()
+        with _signals_wait():
+            if self._lock.acquire(blocking=False):
+                try:
+                    while self._left and self._open_parts is not None and not self._in_turn:
+                        self._abort(self._left.popleft())
+                finally:
+                    self._lock.release()
 
     def _abort(self, request_id: RequestId) -> None:
         self._engine.abort(request_id)
@@ -321,18 +323,19 @@ class LLM:
         """Steps until the output is finished; other calls may step in between, so what is new is measured on the output."""
         given: list[tuple[int, int, str | None]] = [(0, 0, None)] * len(output.outputs)
         while True:
-            now: list[tuple[int, int, str | None]] = [
-                (len(answer.text), len(answer.token_ids), answer.finish_reason) for answer in output.outputs
-            ]
-            if now != given:
+            with self._lock:
+                now: list[tuple[int, int, str | None]] = [
+                    (len(answer.text), len(answer.token_ids), answer.finish_reason) for answer in output.outputs
+                ]
+                if now == given and output.finished:
+                    return
+                if now == given:
+                    self._step()
+                    continue
                 for answer, (num_chars, _, _) in zip(output.outputs, given, strict=True):
                     answer.delta = answer.text[num_chars:]
-                given = now
-                yield output
-            elif output.finished:
-                return
-            else:
-                self._step()
+            given = now
+            yield output
 
 
 _HELD_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
@@ -347,18 +350,18 @@ def _signals_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in _HELD_SIGNALS}
-    held = [number for number, handler in handlers.items() if callable(handler)]
+    handlers = ((number, signal.getsignal(number)) for number in _HELD_SIGNALS)
+    held = {number: handler for number, handler in handlers if callable(handler)}
     caught: list[tuple[int, FrameType | None]] = []
     try:
         for number in held:
             signal.signal(number, lambda number, frame: caught.append((number, frame)))
         yield
     finally:
-        for number in held:
-            signal.signal(number, handlers[number])
+        for number, handler in held.items():
+            signal.signal(number, handler)
         for number, frame in caught:
-            handlers[number](number, frame)  # type: ignore[operator]
+            held[number](number, frame)
 
 
 def _progress_bar() -> ProgressBar:
