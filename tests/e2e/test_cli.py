@@ -85,6 +85,50 @@ def test_errors_are_one_line(folder: str, args: tuple[str, ...], words: str) -> 
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("command", [("generate", "hello"), ("generate", "hello", "--json"), ("chat",)])
+def test_a_disk_that_is_full_is_one_line(folder: str, command: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        args = [*RAMET, *command, "--model", folder, "--max-tokens", "3"]
+        done = subprocess.run(args, input="hi\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(r"ramet: [^\n]*No space[^\n]*\n", done.stderr), done.stderr
+
+
+def test_a_reader_that_leaves_is_no_traceback(folder: str) -> None:
+    args = [*RAMET, "generate", "hello", "--model", folder, "--max-tokens", "200"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["generate hello", "chat"])
+def test_streams_may_be_closed(folder: str, command: str, closed: str) -> None:
+    line = f"exec {sys.executable} -m ramet.cli {command} --model {folder} --max-tokens 3 {closed}"
+    done = subprocess.run(["/bin/sh", "-c", line], input=b"hi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_text_that_the_terminal_cannot_show(folder: str) -> None:
+    done = ramet("generate", "é", "--model", folder, "--max-tokens", "30", "--temperature", "0", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_input_that_is_no_text(folder: str) -> None:
+    args = [*RAMET, "generate", "-", "--model", folder]
+    env = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(args, input=b"\xff\xfe", capture_output=True, env=env, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(rb"ramet: [^\n]*surrogate[^\n]*\n", done.stderr), done.stderr
+
+
+def test_no_speed_without_two_tokens(folder: str) -> None:
+    done = ramet("generate", "hello", "--model", folder, "--max-tokens", "0", "--json")
+    assert json.loads(done.stdout)["timings"]["decode_tokens_per_s"] is None
+
+
 def test_unknown_options_are_usage_errors(folder: str) -> None:
     done = ramet("generate", "x", "--max-token", "5")
     assert done.returncode == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -51,12 +53,30 @@ def _root(
     pass
 
 
+def _settle_streams() -> None:
+    """Streams that were closed become empty ones, and no text breaks them: what a locale cannot print becomes a question mark,
+    and bytes that are no text become lone surrogates, which every prompt is checked for.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def main() -> None:
     """Entry point: errors are one line on stderr and exit code 1, Ctrl-C is 130."""
+    _settle_streams()
     try:
         app()
+        sys.stdout.flush()
     except RametError as error:
         typer.echo(f"ramet: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a full disk, a terminal that is gone; a reader that has left (EPIPE) is no error to typer
+        typer.echo(f"ramet: {error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer cannot be written either
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

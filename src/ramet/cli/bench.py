@@ -18,7 +18,7 @@ def _root() -> None:
 
 @app.command("cache")
 def _cache(
-    num_prompts: Annotated[int, typer.Option("--num-prompts", help="prompts sent through the cache")] = 2000,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="prompts sent through the cache")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Time match, insert and evict of the radix tree, page sizes 1 and 16."""

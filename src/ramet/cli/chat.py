@@ -94,6 +94,8 @@ def _turn(llm: LLM, history: list[dict[str, str]], line: str, params: SamplingPa
     if last is None:
         history.pop()
         return
+    if last.outputs[0].error is not None:
+        print(f"ramet: {last.outputs[0].error}")
     history.append({"role": "assistant", "content": last.outputs[0].text})
     if sys.stdout.isatty():
         print(_figures(last, first_s, time.perf_counter() - began))
@@ -101,7 +103,7 @@ def _turn(llm: LLM, history: list[dict[str, str]], line: str, params: SamplingPa
 
 def _figures(output: RequestOutput, first_s: float, total_s: float) -> str:
     usage = output.usage
-    speed = (usage.completion_tokens - 1) / (total_s - first_s) if total_s > first_s else 0.0
+    speed = max(usage.completion_tokens - 1, 0) / (total_s - first_s) if total_s > first_s else 0.0
     return f"[reused {usage.cached_tokens} of {usage.prompt_tokens}, {first_s * 1000:.0f} ms, {speed:.0f} tok/s]"
 
 

@@ -69,7 +69,7 @@ def generate(
 
 def _as_json(output: RequestOutput, load_s: float, ttft_s: float, total_s: float) -> dict[str, Any]:
     answer, usage = output.outputs[0], output.usage
-    decode_s = total_s - ttft_s
+    decode_s, num_decoded = total_s - ttft_s, usage.completion_tokens - 1
     return {
         "text": answer.text,
         "token_ids": answer.token_ids,
@@ -82,6 +82,6 @@ def _as_json(output: RequestOutput, load_s: float, ttft_s: float, total_s: float
             "load_s": round(load_s, 4),
             "ttft_s": round(ttft_s, 4),
             "total_s": round(total_s, 4),
-            "decode_tokens_per_s": round((usage.completion_tokens - 1) / decode_s, 1) if decode_s > 0 else None,
+            "decode_tokens_per_s": round(num_decoded / decode_s, 1) if num_decoded > 0 and decode_s > 0 else None,
         },
     }
