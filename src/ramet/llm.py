@@ -118,8 +118,9 @@ class LLM:
         self._open_parts: EngineParts | None = build_engine(config, progress)
         self._assembler = OutputAssembler(self._parts.tokenizer, self._engine.abort_sequence)
         self._lock = threading.RLock()
-        self._left: deque[RequestId] = deque()  # streams that were left, to be aborted when no step is under way
-        self._in_turn = False
+        # Requests whose caller has left. The garbage collector ends a forgotten stream wherever it likes, on any thread and in
+        # the midst of a step, so leaving only notes the request down and the next turn aborts it.
+        self._left: deque[RequestId] = deque()
 
     @property
     def _parts(self) -> EngineParts:
@@ -197,13 +198,12 @@ class LLM:
         [sampling] = self._params_for(params, 1)
         output = None
         try:
-            with self._turn():  # a signal that came meanwhile is raised at its end
+            with self._turn():
                 output = self._submit(token_ids, text, sampling)
             yield from self._progress_of(output)
         finally:
             if output is not None and not output.finished:
                 self._left.append(output.request_id)
-                self._abort_left()
 
     def cache_stats(self) -> dict[str, int]:
         """Pages by owner, and counters of the cache: ``num_free_pages``, ``num_hit_tokens`` and so on."""
@@ -262,27 +262,11 @@ class LLM:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Alone with the engine and not to be interrupted: a step that is broken off half-way would be its end."""
-        with self._lock, _signals_wait():
-            self._abort_left()
-            was_in_turn, self._in_turn = self._in_turn, True
-            try:
-                yield
-            finally:
-                self._in_turn = was_in_turn
-
-    def _abort_left(self) -> None:
-        """Let the requests go whose streams were left, unless the engine is busy: then its next turn does.
-
-        The garbage collector ends a forgotten stream wherever it likes: on any thread, and in the midst of a step.
-        """
-        with _signals_wait():
-            if self._lock.acquire(blocking=False):
-                try:
-                    while self._left and self._open_parts is not None and not self._in_turn:
-                        self._abort(self._left.popleft())
-                finally:
-                    self._lock.release()
+        """Alone with the engine, Ctrl-C held back: a step that is broken off half-way would be the engine's end."""
+        with self._lock, _held_interrupt():
+            while self._left and self._open_parts is not None:
+                self._abort(self._left.popleft())
+            yield
 
     def _abort(self, request_id: RequestId) -> None:
         self._engine.abort(request_id)
@@ -313,9 +297,9 @@ class LLM:
                     if bar and task is not None:
                         bar.update(task, completed=len(outputs) - len(pending))
             except BaseException:
+                self._left.extend(output.request_id for output in outputs)
                 with self._turn():
-                    for output in outputs:
-                        self._abort(output.request_id)
+                    pass  # lets them go now
                 raise
         return outputs
 
@@ -338,30 +322,21 @@ class LLM:
             yield output
 
 
-_HELD_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
-
-
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """What the program does on a signal (Ctrl-C raises ``KeyboardInterrupt``) it does at the end of the block.
-
-    Python runs its handlers on the main thread alone; elsewhere there is nothing to hold.
-    """
-    if threading.current_thread() is not threading.main_thread():
+def _held_interrupt() -> Iterator[None]:
+    """Ctrl-C does what it does at the end of the block. Python raises it on the main thread alone; elsewhere nothing is held."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    handlers = ((number, signal.getsignal(number)) for number in _HELD_SIGNALS)
-    held = {number: handler for number, handler in handlers if callable(handler)}
-    caught: list[tuple[int, FrameType | None]] = []
+    frames: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda number, frame: frames.append(frame))
     try:
-        for number in held:
-            signal.signal(number, lambda number, frame: caught.append((number, frame)))
         yield
     finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
-        for number, frame in caught:
-            held[number](number, frame)
+        signal.signal(signal.SIGINT, handler)
+        if frames:
+            handler(signal.SIGINT, frames[-1])
 
 
 def _progress_bar() -> ProgressBar:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -32,14 +34,6 @@ def llm(folder: Path) -> Iterator[LLM]:
         yield one
 
 
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """An alarm raises ``KeyboardInterrupt``, as Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
 def check_idle(llm: LLM) -> None:
     llm.cache_stats()
     assert llm._engine.stats().num_open_requests == 0
@@ -55,20 +49,23 @@ def generate_for_ever(llm: LLM) -> None:
         llm.generate(PROMPTS, GREEDY)
 
 
+def call_with_ctrl_c(call: Any, llm: LLM, delay_s: float) -> None:
+    Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+    call(llm)
+
+
 def stream_for_ever(llm: LLM) -> None:
     while True:
         for _ in llm.stream(PROMPTS[0], GREEDY):
             pass
 
 
-@pytest.mark.usefixtures("alarm")
 @pytest.mark.parametrize("call", [generate_for_ever, stream_for_ever])
 def test_ctrl_c_at_any_moment_leaves_the_llm_whole(llm: LLM, call: Any) -> None:
     whole = ids_of(llm)
     for i in range(1, 41):
-        signal.setitimer(signal.ITIMER_REAL, 0.0005 * i)
         with pytest.raises(KeyboardInterrupt):
-            call(llm)
+            call_with_ctrl_c(call, llm, 0.0005 * i)
         check_idle(llm)
     assert ids_of(llm) == whole
 
