@@ -22,7 +22,7 @@ HELD = {
     # model files
     "B160", "B161", "B163", "B164", "B166", "B167", "B169", "B170", "B172",
     # memory, samplers, faults of one request
-    "B176", "B179", "B184", "B188", "B190",
+    "B175", "B176", "B179", "B184", "B188", "B190",
     # attacks
     "T01", "T03", "T04", "T06", "T07", "T08", "T11", "T12", "T13",
 }  # fmt: skip

@@ -19,7 +19,10 @@ __all__ = ["CpuBackend", "default_threads"]
 
 def default_threads(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores this process may use: those it is bound to, or its container's CPU quota where that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on this system, or not in this sandbox
+        cores = os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _cpu_quota(cgroup_root))))
 
 
@@ -31,9 +34,9 @@ def _cpu_quota(root: Path) -> float:
         else:
             quota = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
             period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
-    except OSError:
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no such files, or none that can be read: no limit that we know of
         return math.inf
-    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 class CpuBackend:

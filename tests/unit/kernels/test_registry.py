@@ -60,6 +60,17 @@ def test_default_threads_on_cgroup_v1(tmp_path: Path) -> None:
     assert default_threads(tmp_path) == 1
 
 
+def test_b175_no_rights_to_ask_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refused, raising=False)
+    assert default_threads(tmp_path) == (os.cpu_count() or 1)
+    for nonsense in ("", "x 100000\n", "100000 0\n", "1 2 3\n"):
+        (tmp_path / "cpu.max").write_text(nonsense)
+        assert default_threads(tmp_path) == (os.cpu_count() or 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_computes_alone() -> None:
     """The pool's threads stay in the parent; the child gets the same bits, and its end does not hang."""
