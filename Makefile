@@ -41,7 +41,7 @@ bench: $(VENV)/.run
 	$(BIN)/ramet bench cache
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -49,9 +49,11 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/pyvenv.cfg $(NATIVE)
+	@echo "building Ramet into $(VENV); the first time takes a minute or two"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/pyvenv.cfg $(NATIVE)
+	@echo "building Ramet and its checks into $(VENV); the first time takes a few minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.run

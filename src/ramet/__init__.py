@@ -48,6 +48,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     """Load the heavy names on first use, so that ``ramet --help`` answers at once."""
     if name not in _HOMES:

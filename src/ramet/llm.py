@@ -41,8 +41,10 @@ from ramet.text.tokenizer import Tokenizer
 __all__ = ["LLM", "Message", "Prompt"]
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``."""
 _Encoded: TypeAlias = tuple[Sequence[int], str | None]
+_Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 _PROGRESS_FROM = 8  # prompts from which a bar is worth its line
 
 
@@ -132,6 +134,9 @@ class LLM:
     def _engine(self) -> Engine:
         return self._parts.engine
 
+    def __repr__(self) -> str:
+        return f"<LLM {self.description}>" if self._open_parts else "<LLM, closed>"
+
     @property
     def description(self) -> str:
         """The model in a few words, for people."""
@@ -159,32 +164,39 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many (text or token ids), in the order given.
 
-        One bad prompt raises ``InvalidRequest`` before any is computed.
+        ``params``, or by vLLM's name ``sampling_params``, are one for all or one each; without them the model's own defaults
+        count. One bad prompt raises ``InvalidRequest`` before any is computed.
         """
         many = _as_list(prompts)
-        return self._run([self._encoded(prompt) for prompt in many], self._params_for(params, len(many)))
+        return self._run([self._encoded(prompt) for prompt in many], self._params_for(params, sampling_params, len(many)))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, rendered by the model's chat template."""
+        """Answer one conversation or many, rendered by the model's chat template. Parameters as in ``generate``."""
         if not isinstance(messages, Sequence) or not messages:
             raise InvalidRequest(f"messages is a list of at least one message, not {shown(messages)}", "messages")
         chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [self._rendered(chat, tools) for chat in chats]  # type: ignore[arg-type]
-        return self._run(prompts, self._params_for(params, len(prompts)))
+        return self._run(prompts, self._params_for(params, sampling_params, len(prompts)))
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
     ) -> Iterator[RequestOutput]:
         """One prompt or conversation, answered piece by piece.
 
@@ -195,7 +207,7 @@ class LLM:
             token_ids, text = self._rendered(prompt, tools)  # type: ignore[arg-type]
         else:
             token_ids, text = self._encoded(prompt)  # type: ignore[arg-type]
-        [sampling] = self._params_for(params, 1)
+        [sampling] = self._params_for(params, sampling_params, 1)
         output = None
         try:
             with self._turn():
@@ -230,15 +242,28 @@ class LLM:
         self.close()
 
     def _encoded(self, prompt: Prompt) -> _Encoded:
+        if isinstance(prompt, Mapping):
+            return self._encoded_mapping(prompt)
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt), prompt
         return prompt, None
+
+    def _encoded_mapping(self, prompt: Mapping[str, Any]) -> _Encoded:
+        if prompt.keys() == {"prompt"} and isinstance(prompt["prompt"], str):
+            return self._encoded(prompt["prompt"])
+        if prompt.keys() == {"prompt_token_ids"}:
+            return prompt["prompt_token_ids"], None
+        raise InvalidRequest('a prompt given as a mapping has "prompt", a text, or "prompt_token_ids", and no more', "prompt")
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> _Encoded:
         text = self.chat_template.render(messages, tools)
         return self.tokenizer.encode_chat(text), text
 
-    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params_for(self, params: _Params, also: _Params, count: int) -> list[SamplingParams]:
+        """One for each of ``count`` prompts, of the two names that callers may give them by."""
+        if params is not None and also is not None:
+            raise InvalidRequest("params and sampling_params are the same thing; give one of them", "sampling_params")
+        params = also if params is None else params
         if params is None:
             return [self.default_sampling_params()] * count
         if isinstance(params, SamplingParams):
@@ -346,7 +371,7 @@ def _progress_bar() -> ProgressBar:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and all(isinstance(p, int) for p in prompts):
         return [prompts]  # type: ignore[list-item]

@@ -13,7 +13,7 @@ LAYERS = [
     {"kv", "structured", "text", "model"},
     {"schedule", "runner"},
     {"engine"},
-    {"cli", "server", "llm", "scale", "sim"},
+    {"cli", "server", "llm", "scale", "sim", "__main__"},
     {"ramet"},  # the public names
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
@@ -22,6 +22,7 @@ BESIDE = {  # neighbours of one layer that a unit may import after all
     "config": {"errors"},
     "kernels": {"_native"},
     "cli": {"llm", "server", "scale", "sim"},  # the command that starts the other edges
+    "__main__": {"cli"},
 }
 
 PURE = {"core", "kv", "schedule", "structured", "text", "engine"}

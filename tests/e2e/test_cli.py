@@ -16,7 +16,7 @@ from contextlib import suppress
 import pytest
 from tiny_models import TINY_MODELS, write_folder
 
-RAMET = [sys.executable, "-m", "ramet.cli"]
+RAMET = [sys.executable, "-m", "ramet"]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_reader_that_leaves_is_no_traceback(folder: str) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("command", ["generate hello", "chat"])
 def test_streams_may_be_closed(folder: str, command: str, closed: str) -> None:
-    line = f"exec {sys.executable} -m ramet.cli {command} --model {folder} --max-tokens 3 {closed}"
+    line = f"exec {sys.executable} -m ramet {command} --model {folder} --max-tokens 3 {closed}"
     done = subprocess.run(["/bin/sh", "-c", line], input=b"hi\n", capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 

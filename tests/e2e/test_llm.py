@@ -46,6 +46,24 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
     assert len(llm.generate([ids, ids], GREEDY)) == 2
 
 
+def test_vllms_names_for_the_same_things(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello, tree")
+    expected = llm.generate("Hello, tree", GREEDY)[0].outputs[0].token_ids
+    for prompt in ({"prompt": "Hello, tree"}, {"prompt_token_ids": ids}):
+        assert llm.generate([prompt, prompt], sampling_params=GREEDY)[1].outputs[0].token_ids == expected
+    for prompt in ({"prompt": 5}, {}, {"prompt": "a", "multi_modal_data": 1}):
+        with pytest.raises(InvalidRequest, match="mapping"):
+            llm.generate(prompt, GREEDY)
+    with pytest.raises(InvalidRequest, match="give one of them"):
+        llm.generate("a", GREEDY, sampling_params=GREEDY)
+
+
+def test_tools_without_a_place_for_them_are_refused(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(InvalidRequest, match="no place for tools"):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, tools=[tool])
+
+
 def test_usage_counts_cached_tokens(llm: LLM) -> None:
     prompt = list(range(100))
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -209,7 +227,7 @@ def test_flush_cache(llm: LLM) -> None:
         ([[0, True]], InvalidRequest, "whole numbers"),
         ("x" * 300, ContextTooLong, "300"),
         (["fine", 5], InvalidRequest, "prompt"),
-        ({"a": 1}, InvalidRequest, "prompts"),
+        ({"a": 1}, InvalidRequest, "mapping"),
         (None, InvalidRequest, "prompts"),
         ("a\ud83d", InvalidRequest, "surrogate"),
     ],

@@ -5,52 +5,42 @@ from __future__ import annotations
 import os
 import sys
 from io import TextIOWrapper
-from typing import Annotated
 
-import typer
+import click
 
-from ramet.cli import bench, chat, generate
+from ramet.cli.bench import bench
+from ramet.cli.chat import chat
+from ramet.cli.generate import generate
 from ramet.errors import RametError
 
 __all__ = ["app", "main"]
 
-_ABOUT = """Ramet: an LLM serving engine whose KV cache is a tree. What is still in memory is not computed again, and the
-same request gives the same bits, whatever else runs."""
-
-_EXAMPLES = """Examples:\n
-  ramet generate --chat "What is the capital of France?" --temperature 0\n
-  ramet chat\n
+_EXAMPLES = """\b
+Examples:
+  ramet generate --chat "What is the capital of France?" --temperature 0
+  ramet chat
   ramet generate "Once upon a time" --model ./Qwen2.5-0.5B-Instruct --json
 """
 
-app = typer.Typer(
-    name="ramet",
-    help=_ABOUT,
-    epilog=_EXAMPLES,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.add_typer(bench.app, name="bench")
 
-
-def _version(asked: bool) -> None:
+def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"ramet {version('ramet')}")
-        raise typer.Exit
+        click.echo(f"ramet {version('ramet')}")
+        ctx.exit()
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    pass
+@click.group(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
+def app() -> None:
+    """An LLM serving engine whose KV cache is a tree. What is still in memory is not computed again, and the same request
+    gives the same bits, whatever else runs.
+    """
+
+
+for _command in (generate, chat, bench):
+    app.add_command(_command)
 
 
 def _settle_streams() -> None:
@@ -72,10 +62,10 @@ def main() -> None:
         app()
         sys.stdout.flush()
     except RametError as error:
-        typer.echo(f"ramet: {error}", err=True)
+        click.echo(f"ramet: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # a full disk, a terminal that is gone; a reader that has left (EPIPE) is no error to typer
-        typer.echo(f"ramet: {error}", err=True)
+    except OSError as error:  # a full disk, a terminal that is gone; a reader that has left (EPIPE) is no error to click
+        click.echo(f"ramet: {error}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer cannot be written either
         sys.exit(1)
     except KeyboardInterrupt:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
-__all__ = ["app"]
-
-app = typer.Typer(help="Measure the parts.", no_args_is_help=True, rich_markup_mode=None)
+__all__ = ["bench"]
 
 
-@app.callback()
-def _root() -> None:
-    pass
+@click.group()
+def bench() -> None:
+    """Measure the parts."""
 
 
-@app.command("cache")
-def _cache(
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="prompts sent through the cache")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-) -> None:
+@bench.command("cache")
+@click.option("--num-prompts", type=click.IntRange(min=1), default=2000, show_default=True, help="prompts sent through the cache")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object instead of a table")
+def _cache(num_prompts: int, as_json: bool) -> None:
     """Time match, insert and evict of the radix tree, page sizes 1 and 16."""
     from ramet.cli.bench_cache import run
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from ramet.cli.options import with_engine_options
+from ramet.cli.options import GroupedCommand, GroupedOption, with_engine_options, with_sampling_options
 from ramet.cli.progress import loading_progress
 from ramet.config import EngineConfig
 from ramet.errors import InvalidRequest
@@ -23,24 +23,18 @@ __all__ = ["chat"]
 _HELP = "/reset starts over, /stats shows the cache, /exit leaves; Ctrl-C stops an answer"
 
 
+@click.command(cls=GroupedCommand)
+@click.option("--system", cls=GroupedOption, group="prompt", help="system message")
+@click.option("--max-tokens", type=int, cls=GroupedOption, group="sampling", help="tokens of an answer at most")
+@with_sampling_options
 @with_engine_options
-def chat(
-    *,
-    system: Annotated[str | None, typer.Option("--system", help="system message")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="tokens of an answer at most")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy; the model's default if left out.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="makes sampled answers repeatable")] = None,
-    config: EngineConfig,
-) -> None:
+def chat(*, system: str | None, max_tokens: int | None, sampling: dict[str, Any], config: EngineConfig) -> None:
     """Talk to the model."""
     from ramet.llm import LLM
 
     with loading_progress() as report:
         llm = LLM.from_config(config, report)
-    asked = {"temperature": temperature, "seed": seed}
-    params = llm.default_sampling_params(max_tokens=max_tokens, **{k: v for k, v in asked.items() if v is not None})
+    params = llm.default_sampling_params(max_tokens=max_tokens, **sampling)
     _ = llm.chat_template  # a model that cannot chat says so now
     print(f"{llm.description}\n{_HELP}")
     start = [{"role": "system", "content": system}] if system is not None else []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from ramet.cli.options import with_engine_options
+from ramet.cli.options import GroupedCommand, GroupedOption, with_engine_options, with_sampling_options
 from ramet.cli.progress import loading_progress
 from ramet.config import EngineConfig
 from ramet.errors import InvalidRequest
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 
+@click.command(cls=GroupedCommand)
+@click.argument("prompt")
+@click.option("--chat", is_flag=True, cls=GroupedOption, group="prompt", help="send PROMPT as a user's message")
+@click.option("--system", cls=GroupedOption, group="prompt", help="system message, with --chat")
+@click.option("--max-tokens", cls=GroupedOption, group="sampling", default=256, show_default=True, help="most tokens to generate")
+@with_sampling_options
+@click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="output", help="one JSON object instead of text")
 @with_engine_options
 def generate(
     *,
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.", show_default=False)],
-    chat: Annotated[bool, typer.Option("--chat", help="send the prompt as a user's message through the chat template")] = False,
-    system: Annotated[str | None, typer.Option("--system", help="system message, with --chat")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="tokens to generate at most")] = 256,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy; the model's default if left out.")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="nucleus sampling")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="sample from the k likeliest tokens")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="makes a sampled answer repeatable")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
+    prompt: str,
+    chat: bool,
+    system: str | None,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    as_json: bool,
     config: EngineConfig,
 ) -> None:
-    """Complete a prompt and print the answer as it comes."""
+    """Complete PROMPT (- reads it from standard input) and print the answer as it comes."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if system is not None and not chat:
         raise InvalidRequest("--system needs --chat", "system")
@@ -47,8 +48,7 @@ def generate(
     with loading_progress() as report:
         llm = LLM.from_config(config, report)
     loaded = time.perf_counter()
-    asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "stop": stop, "seed": seed}
-    params = llm.default_sampling_params(**{name: value for name, value in asked.items() if value is not None and value != []})
+    params = llm.default_sampling_params(max_tokens=max_tokens, **sampling)
     messages = [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": text}]
     first_s, output = None, None
     for output in llm.stream(messages if chat else text, params):

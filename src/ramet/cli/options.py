@@ -1,20 +1,20 @@
-"""Command-line options made from the configuration classes, whose help texts they show."""
+"""Command-line options, in groups. Start-up options are made from the configuration classes, whose help texts they show."""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import Field, fields
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import typer
+import click
 
 from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig
 
-__all__ = ["with_engine_options"]
+__all__ = ["GroupedCommand", "GroupedOption", "with_engine_options", "with_sampling_options"]
 
-_GROUPS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "runner": RunnerConfig}
+_CONFIGS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "runner": RunnerConfig}
 _ALIASES = {
     "page_size": ["--block-size"],
     "max_model_len": ["--context-length"],
@@ -23,46 +23,93 @@ _ALIASES = {
 }
 
 
+class GroupedOption(click.Option):
+    """An option that ``--help`` lists under ``group``."""
+
+    def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` lists its options by group, in the order in which the groups first appear."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in sorted(self.get_params(ctx), key=lambda param: not isinstance(param, GroupedOption)):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None:
+                groups.setdefault(getattr(option, "group", "other"), []).append(record)
+        for name, records in groups.items():
+            with formatter.section(f"{name.capitalize()} options"):
+                formatter.write_dl(records)
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the sampling options; it receives those that were given as one ``sampling: dict``, by their names in
+    ``SamplingParams``.
+    """
+    options = [
+        _sampling("--temperature", type=float, help="0 is greedy; the model's default if left out"),
+        _sampling("--top-p", type=float, help="nucleus sampling"),
+        _sampling("--top-k", type=int, help="sample from the k likeliest tokens"),
+        _sampling("--min-p", type=float, help="least probability, as a share of the likeliest token's"),
+        _sampling("--seed", type=int, help="makes a sampled answer repeatable"),
+        _sampling("--stop", multiple=True, help="stop string; may be repeated"),
+    ]
+    names = [option.name for option in options if option.name is not None]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name in names}
+        command(**values, sampling={name: value for name, value in given.items() if value not in (None, ())})
+
+    return _with_options(run, options)
+
+
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every start-up option; it receives them as one ``config: EngineConfig``.
 
     Each option is also read from the environment: ``--page-size`` from ``RAMET_PAGE_SIZE``. Requests without a seed get a new
     one each run.
     """
-    options = {name: option for config in _GROUPS.values() for name, option in _options_of(config).items()}
+    options = [option for group, config in _CONFIGS.items() for option in _options_of(group, config)]
 
+    @functools.wraps(command)
     def run(**values: Any) -> None:
         made: dict[str, Any] = {
             group: config(**{option.name: values.pop(option.name) for option in fields(config)})
-            for group, config in _GROUPS.items()
+            for group, config in _CONFIGS.items()
         }
         command(**values, config=EngineConfig(**made, seed=secrets.randbits(64)))
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "config"]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*own, *options.values()]}
-    return run
+    return _with_options(run, options)
 
 
-def _options_of(config: type) -> dict[str, inspect.Parameter]:
+def _with_options(command: Callable[..., None], options: list[click.Option]) -> Callable[..., None]:
+    """The command with ``options`` before those it has. ``click.command`` reads them, last first, from this attribute."""
+    command.__click_params__ = [*getattr(command, "__click_params__", ()), *reversed(options)]  # type: ignore[attr-defined]
+    return command
+
+
+def _sampling(flag: str, **options: Any) -> click.Option:
+    return GroupedOption([flag], group="sampling", **options)
+
+
+def _options_of(group: str, config: type) -> list[click.Option]:
     hints = get_type_hints(config)
-    return {option.name: _parameter(option, hints[option.name]) for option in fields(config)}
+    return [_start_up(group, option, hints[option.name]) for option in fields(config)]
 
 
-def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
-    name = option.name
-    flags = ["--" + name.replace("_", "-"), *_ALIASES.get(name, [])]
-    info = typer.Option(*flags, help=option.metadata["help"], envvar=f"RAMET_{name.upper()}", show_envvar=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=Annotated[_command_line_type(hint), info]
+def _start_up(group: str, option: Field[Any], hint: Any) -> click.Option:
+    """Choices and sizes are strings on the command line, checked by the configuration classes."""
+    members = {member for member in get_args(hint) or (hint,) if member is not type(None)}
+    return GroupedOption(
+        ["--" + option.name.replace("_", "-"), *_ALIASES.get(option.name, [])],
+        group=group,
+        type=int if members == {int} else str,
+        default=option.default,
+        show_default=option.default is not None,
+        help=option.metadata["help"],
+        envvar=f"RAMET_{option.name.upper()}",
     )
-
-
-def _command_line_type(hint: Any) -> Any:
-    """The hint as the command line can read it: choices and sizes are strings there, checked by the configuration classes."""
-    members = [m for m in get_args(hint) if m is not type(None)] if get_origin(hint) is not None else [hint]
-    optional = type(None) in get_args(hint)
-    plain: Any = int if members == [int] else str
-    return plain | None if optional else plain

@@ -75,12 +75,10 @@ class Limits:
 
     def _too_long(self, what: str, fix: str) -> ContextTooLong:
         if self.max_total_tokens < self.max_model_len:
-            bound, option = "its KV pool holds", "give the pool more (--kv-cache-memory, --max-total-tokens)"
+            bound, option = "the KV pool holds", ", or give the pool more (--kv-cache-memory, --max-total-tokens)"
         else:
-            bound, option = "its context length is", "raise --max-model-len"
-        return ContextTooLong(
-            f"{what}; this server takes {self.max_total_tokens:,}, as {bound} no more. {fix}, or {option}.", "prompt"
-        )
+            bound, option = "the context (--max-model-len) is", ""
+        return ContextTooLong(f"{what}; {bound} {self.max_total_tokens:,}. {fix}{option}.", "prompt")
 
 
 def _int_array(ids: Sequence[int]) -> np.ndarray:

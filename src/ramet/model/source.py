@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ramet.config import ModelConfig
 from ramet.errors import ConfigError, ModelError
-from ramet.model.demo import fetch_demo_model
+from ramet.model.demo import DEMO_DEFAULTS, fetch_demo_model
 from ramet.model.folder import load_folder
 from ramet.model.gguf_model import load_gguf
 from ramet.model.hub import fetch_from_hub
@@ -23,6 +24,8 @@ def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
     """Find, fetch where needed, and open the model. Raises ``ModelError`` and ``ConfigError`` with one-line messages."""
     path = resolve(config.model, config.revision, progress)
     checkpoint = load_folder(path) if path.is_dir() else load_gguf(path)
+    if config.model is None:
+        checkpoint = replace(checkpoint, generation_defaults=DEMO_DEFAULTS)
     return convert(checkpoint, config.dtype, config.quantization)
 
 

@@ -62,6 +62,10 @@ class ChatTemplate:
         """
         offered = plain_tools(tools)
         name = self._name(offered is not None)
+        if offered is not None and not self._rules[name].takes_tools:
+            raise InvalidRequest(
+                "this model's chat template has no place for tools; leave them out, or describe them in a message", "tools"
+            )
         plain = plain_messages(messages, self._rules[name])
         final = ""
         if continue_final_message:
@@ -122,6 +126,7 @@ def _rules(syntax: nodes.Template) -> MessageRules:
     tested = [test.node for test in syntax.find_all(nodes.Test) if test.name == "none"]
     return MessageRules(
         knows_developer="developer" in words,
+        takes_tools=any(name.name == "tools" for name in syntax.find_all(nodes.Name)),
         tells_null=any(_is_content(node) for node in tested),
     )
 

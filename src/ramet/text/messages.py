@@ -20,10 +20,12 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 @dataclass(frozen=True, slots=True)
 class MessageRules:
     """What one template needs. ``knows_developer``: it speaks of that role; else developer messages go in as system ones.
+    ``takes_tools``: it has a place for them; else a request with tools is refused, not answered without them.
     ``tells_null``: it asks whether a content is none; else null goes in as the empty string, which adds to strings.
     """
 
     knows_developer: bool
+    takes_tools: bool
     tells_null: bool
 
 

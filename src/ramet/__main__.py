@@ -1,4 +1,4 @@
-"""``python -m ramet.cli``."""
+"""``python -m ramet``."""
 
 from ramet.cli import main
 
