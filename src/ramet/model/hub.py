@@ -35,8 +35,9 @@ def fetch_from_hub(repo_id: str, revision: str | None, progress: Progress) -> Pa
 
 def _fetch(repo_id: str, name: str, revision: str | None) -> Path | None:
     """The local path of one file, fetched unless cached; None where the repository does not have it."""
-    from huggingface_hub import constants, errors, hf_hub_download  # takes long to import; most runs need none of it
+    from huggingface_hub import constants, errors, hf_hub_download, logging  # takes long to import; most runs need none of it
 
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it tells of each retry; what comes of them is told below
     where = f"{repo_id}, revision {revision}" if revision else repo_id
     try:
         return Path(hf_hub_download(repo_id, name, revision=revision))
