@@ -13,7 +13,7 @@ serve: $(VENV)/.run  ## environment, build, demo model, and a conversation with 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest
 
-check: lint types sanitize test  ## what has to hold before anything lands
+check: lint types sanitize test  ## what has to hold before anything lands: `make test`, and the gates before it
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests

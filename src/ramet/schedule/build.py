@@ -1,4 +1,4 @@
-"""From decisions (``Chunk``) to arrays (``Batch``): vectorised over sequences, a few tens of microseconds for one.
+"""From decisions (``Chunk``) to arrays (``Batch``), vectorised over sequences.
 
 Everything is copied out of the sequences, so a batch stays what it was while its step runs.
 """
