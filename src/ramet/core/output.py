@@ -42,9 +42,10 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceUpdate:
-    """News of one sequence after a step. The last one of a sequence has ``finish_reason``.
+    """News of one sequence after a step: the first tells that it has begun to run, the last one has ``finish_reason``.
 
-    ``logprobs`` go with ``new_token_ids`` one to one when asked for, else empty.
+    ``logprobs`` go with ``new_token_ids`` one to one when asked for, else empty. ``started_s`` is the engine clock's time at
+    which the sequence was first admitted, ``num_cached_tokens`` what the cache gave it then; None where it never was.
     """
 
     request_id: RequestId
@@ -54,6 +55,7 @@ class SequenceUpdate:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    started_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None

@@ -22,13 +22,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class Namespace(NamedTuple):
     """Who may share KV with whom: typed fields, compared as a whole, never joined into a string.
 
-    ``salt`` is the tenant's, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter. A tuple, because
-    every lookup in a cache hashes it.
+    ``salt`` is what the request brings, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter,
+    ``tenant`` whose key it came with. A tuple, because every lookup in a cache hashes it.
     """
 
     salt: str = ""
     adapter: str = ""
     generation: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +91,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # None until first admitted; fixed from then on
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs have been given out
     num_preemptions: int = 0
+    started_s: float | None = None  # when it first began to run
     pages: IntBuffer = field(default_factory=IntBuffer)
     lock: CacheLock | None = None
     state: SequenceState = SequenceState.WAITING

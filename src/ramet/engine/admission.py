@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ramet.core.ids import Int32
-from ramet.core.request import Namespace
+from ramet.core.ids import Int32, RequestId
+from ramet.core.ports import Clock
+from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
 from ramet.errors import ContextTooLong, InvalidRequest, shown
 
-__all__ = ["Limits", "PromptIds", "check_namespace", "check_priority", "check_request_id", "check_sampling"]
+__all__ = ["Admission", "Limits", "PromptIds", "check_namespace", "check_priority", "check_sampling"]
 
 PromptIds = Sequence[int] | np.ndarray
 
 _MAX_ID_CHARS = 256
 _MAX_PRIORITY = 2**31 - 1
+_SEED_BITS = 53  # a JSON number that every client reads back exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,58 @@ class Limits:
         return ContextTooLong(f"{what}; {bound} {self.max_total_tokens:,}. {fix}{option}.", "prompt")
 
 
+class Admission:
+    """Makes requests: checks all that can be wrong with one, draws its seed where it gives none, resolves its bounds.
+
+    The engine has one, and so has a server in front of it, which refuses at the door what the engine would refuse. ``eos_ids``
+    end an output unless the request ignores them; ``seed`` is where seeds come from.
+    """
+
+    def __init__(self, limits: Limits, eos_ids: Iterable[int], clock: Clock, seed: int) -> None:
+        self.limits = limits
+        self._eos_ids = frozenset(eos_ids)
+        self._clock = clock
+        self._seed = seed
+        self._num_requests = 0
+
+    def request(
+        self,
+        prompt: PromptIds,
+        sampling: SamplingParams,
+        *,
+        request_id: RequestId,
+        namespace: Namespace,
+        priority: int = 0,
+        arrival_s: float | None = None,
+    ) -> Request:
+        """A request that the engine can run. Raises ``InvalidRequest`` and ``ContextTooLong``; nothing is changed then."""
+        check_sampling(sampling)
+        ids = self.limits.check_prompt(prompt)
+        sampling.check_vocabulary(self.limits.vocab_size)
+        check_priority(priority)
+        check_namespace(namespace)
+        _check_request_id(request_id)
+        max_tokens = self.limits.max_tokens(len(ids), sampling)
+        stops = frozenset(sampling.stop_token_ids or ())
+        self._num_requests += 1
+        return Request(
+            request_id=request_id,
+            prompt=ids,
+            sampling=sampling,
+            seed=self._draw_seed() if sampling.seed is None else sampling.seed,
+            max_tokens=max_tokens,
+            stop_ids=stops if sampling.ignore_eos else stops | self._eos_ids,
+            namespace=namespace,
+            priority=priority,
+            arrival_s=self._clock.now() if arrival_s is None else arrival_s,
+        )
+
+    def _draw_seed(self) -> int:
+        """Counter-based: the seed of the k-th request depends on the seed and k alone."""
+        (word,) = np.random.SeedSequence([self._seed, self._num_requests]).generate_state(1, np.uint64)
+        return int(word) >> (64 - _SEED_BITS)
+
+
 def _int_array(ids: Sequence[int]) -> np.ndarray:
     """Whole numbers alone: numpy would take True for 1 and 1.0 for 1."""
     for kind in set(map(type, ids)):
@@ -94,7 +148,7 @@ def _int_array(ids: Sequence[int]) -> np.ndarray:
         raise InvalidRequest(f"prompt token {where} is beyond every token id", "prompt") from None
 
 
-def check_request_id(request_id: object) -> None:
+def _check_request_id(request_id: object) -> None:
     if not isinstance(request_id, str) or not 0 < len(request_id) <= _MAX_ID_CHARS:
         raise InvalidRequest(f"request_id is a string of 1 to {_MAX_ID_CHARS} characters", "request_id")
 

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from ramet.core.ids import Int32, IntBuffer, RequestId, SeqId
+from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
 from ramet.core.ports import Clock, Runner
 from ramet.core.request import Namespace, Request, Sequence
 from ramet.core.sampling import SamplingParams
-from ramet.engine.admission import Limits, PromptIds, check_namespace, check_priority, check_request_id, check_sampling
+from ramet.engine.admission import Admission, Limits, PromptIds
 from ramet.errors import EngineDead, InvalidRequest, Overloaded, shown
 from ramet.kv.manager import KVManager, KVStats
 from ramet.schedule.scheduler import Scheduler, SchedulerStats
@@ -25,7 +23,6 @@ from ramet.schedule.scheduler import Scheduler, SchedulerStats
 __all__ = ["Engine", "EngineStats"]
 
 _NO_TENANT = Namespace()
-_SEED_BITS = 53  # a JSON number that every client reads back exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +60,16 @@ class Engine:
         self._scheduler = scheduler
         self._kv = kv
         self._clock = clock
-        self._limits = Limits.of(vocab_size, max_model_len, kv.fits)
-        self._eos_ids = frozenset(eos_ids)
-        self._seed = seed
+        self._admission = Admission(Limits.of(vocab_size, max_model_len, kv.fits), eos_ids, clock, seed)
         self._open: dict[RequestId, _Open] = {}
         self._num_requests = self._num_seqs = 0
         self._num_launched = 0
         self._death: EngineDead | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What every request is held against."""
+        return self._admission.limits
 
     # ---- requests
 
@@ -81,16 +81,24 @@ class Engine:
         request_id: RequestId | None = None,
         namespace: Namespace = _NO_TENANT,
         priority: int = 0,
+        arrival_s: float | None = None,
     ) -> RequestId:
         """Queue a request; all of its ``n`` sequences, or none.
 
-        Higher ``priority`` goes first. Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
+        Higher ``priority`` goes first; ``arrival_s`` is when the request came, by the engine's clock, where that is not now.
+        Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
         ``EngineDead``; nothing is changed then.
         """
         self._check_alive()
-        check_sampling(sampling)
-        ids = self._limits.check_prompt(prompt)
-        request = self._request(ids, sampling, request_id, namespace, priority)
+        request = self._admission.request(
+            prompt,
+            sampling,
+            request_id=self._free_id() if request_id is None else request_id,
+            namespace=namespace,
+            priority=priority,
+            arrival_s=arrival_s,
+        )
+        self._check_place(request)
         self._scheduler.add(self._sequences(request))
         return request.request_id
 
@@ -109,9 +117,14 @@ class Engine:
         origin = parent.request
         if sampling is None:
             sampling = replace(origin.sampling, seed=None, prompt_logprobs=None)
-        check_sampling(sampling)
-        ids = self._limits.check_prompt(parent.tokens.view())
-        request = self._request(ids, sampling, request_id, origin.namespace, origin.priority)
+        request = self._admission.request(
+            parent.tokens.view(),
+            sampling,
+            request_id=self._free_id() if request_id is None else request_id,
+            namespace=origin.namespace,
+            priority=origin.priority,
+        )
+        self._check_place(request)
         self._scheduler.fork(parent, self._sequences(request))
         return request.request_id
 
@@ -152,7 +165,7 @@ class Engine:
         """
         self._check_alive()
         with self._deadly():
-            batch = self._scheduler.schedule()
+            batch = self._scheduler.schedule(self._clock.now())
             if batch is not None:
                 self._runner.launch(batch)
                 self._num_launched += 1
@@ -189,45 +202,17 @@ class Engine:
 
     # ---- inside
 
-    def _request(
-        self, prompt: Int32, sampling: SamplingParams, request_id: RequestId | None, namespace: Namespace, priority: int
-    ) -> Request:
-        """Check what is left to check and give the request its name, seed and bounds."""
-        sampling.check_vocabulary(self._limits.vocab_size)
-        check_priority(priority)
-        check_namespace(namespace)
-        max_tokens = self._limits.max_tokens(len(prompt), sampling)
-        if request_id is None:
-            request_id = self._free_id()
-        check_request_id(request_id)
-        if request_id in self._open:
-            raise InvalidRequest(f"request_id {request_id!r} is in use; give each request its own", "request_id")
+    def _check_place(self, request: Request) -> None:
+        if request.request_id in self._open:
+            raise InvalidRequest(f"request_id {request.request_id!r} is in use; give each request its own", "request_id")
         if self._scheduler.is_full:
             raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
-        self._num_requests += 1
-        stops = frozenset(sampling.stop_token_ids or ())
-        return Request(
-            request_id=request_id,
-            prompt=prompt,
-            sampling=sampling,
-            seed=self._draw_seed() if sampling.seed is None else sampling.seed,
-            max_tokens=max_tokens,
-            stop_ids=stops if sampling.ignore_eos else stops | self._eos_ids,
-            namespace=namespace,
-            priority=priority,
-            arrival_s=self._clock.now(),
-        )
 
     def _free_id(self) -> RequestId:
         number = self._num_requests
         while f"request-{number}" in self._open:
             number += 1
         return f"request-{number}"
-
-    def _draw_seed(self) -> int:
-        """Counter-based: the seed of the k-th request depends on the engine's seed and k alone."""
-        (word,) = np.random.SeedSequence([self._seed, self._num_requests]).generate_state(1, np.uint64)
-        return int(word) >> (64 - _SEED_BITS)
 
     def _sequences(self, request: Request) -> list[Sequence]:
         seqs = []
@@ -243,6 +228,7 @@ class Engine:
             )
             self._num_seqs += 1
         self._open[request.request_id] = _Open(request, {seq.seq_id for seq in seqs})
+        self._num_requests += 1
         return seqs
 
     def _close(self, update: SequenceUpdate) -> None:

@@ -59,6 +59,7 @@ class Scheduler:
         self._followers: dict[SeqId, list[Sequence]] = {}
         self._launched: deque[tuple[Batch, list[Chunk]]] = deque()
         self._news: list[SequenceUpdate] = []
+        self._now_s = 0.0
         self._num_steps = self._num_preemptions = 0
         self._num_computed_tokens = self._num_output_tokens = 0
 
@@ -142,8 +143,9 @@ class Scheduler:
 
     # ---- deciding
 
-    def schedule(self) -> Batch | None:
-        """The next step's batch, now in flight; None where there is nothing to compute."""
+    def schedule(self, now_s: float) -> Batch | None:
+        """The next step's batch, now in flight; None where there is nothing to compute. ``now_s`` is the time, for the news."""
+        self._now_s = now_s
         chunks = self._plan_running()
         self._plan_waiting(chunks)
         if not chunks:
@@ -336,6 +338,7 @@ class Scheduler:
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 num_cached_tokens=seq.num_cached_tokens or 0,
+                started_s=seq.started_s,
                 finish_reason=seq.finish_reason,
                 stop_token_id=stop_token_id,
                 error=error,
@@ -350,6 +353,9 @@ class Scheduler:
         insort(self._waiting, seq, key=rank)
 
     def _start(self, seq: Sequence) -> None:
+        if seq.started_s is None:
+            seq.started_s = self._now_s
+            self._report(seq)
         seq.state = SequenceState.RUNNING
         insort(self._running, seq, key=rank)
 

@@ -368,7 +368,7 @@ def test_sampling_parameters_of_another_type_are_refused(sampling: object) -> No
 def test_the_result_of_another_step_is_refused() -> None:
     bench = Bench()
     bench.submit(PROMPT, max_tokens=3, **GREEDY)
-    batch = bench.scheduler.schedule()
+    batch = bench.scheduler.schedule(0.0)
     assert batch is not None
     bench.runner.launch(batch)
     output = bench.runner.collect()

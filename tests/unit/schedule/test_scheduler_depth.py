@@ -94,7 +94,8 @@ def test_b047_abort_with_two_chunks_in_flight_frees_at_the_second() -> None:
     (seq,) = bench.scheduler.sequences
     assert seq.num_in_flight_tokens == 8
     bench.engine.abort(request_id)
-    assert bench.finish_step() == []
+    (started,) = bench.finish_step()
+    assert (started.new_token_ids, started.finish_reason, started.started_s) == ((), None, 0.0)
     assert len(seq.pages) == 5
     (update,) = bench.finish_step()
     assert update.finish_reason == "abort"
@@ -118,7 +119,7 @@ def test_chunks_keep_to_their_limits_and_decodes_are_never_starved() -> None:
     bench.submit([9 + i % 30 for i in range(300)], max_tokens=2, priority=1, **MIXED)  # ahead of all others
     told: dict[str, int] = defaultdict(int)
     for _ in range(19):
-        batch = bench.scheduler.schedule()
+        batch = bench.scheduler.schedule(0.0)
         assert batch is not None
         lens = batch.query_indptr[1:] - batch.query_indptr[:-1]
         assert batch.num_tokens <= 18

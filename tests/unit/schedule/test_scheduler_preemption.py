@@ -174,9 +174,10 @@ def test_a_sequence_that_can_never_run_ends_with_an_error_and_blocks_nobody() ->
     bench.scheduler.add([Sequence(99, request, tokens=IntBuffer(too_long), num_prompt_tokens=25)])
     bench.clock.advance(1.0)
     bench.submit(prompt(2, 8), max_tokens=2, **LONG)
-    batch = bench.scheduler.schedule()
+    batch = bench.scheduler.schedule(0.0)
     assert batch is not None
     assert batch.seq_ids.tolist() == [0]
-    (news,) = bench.scheduler.take_news()
+    started, news = bench.scheduler.take_news()
+    assert (started.request_id, started.finish_reason) == ("request-0", None)
     assert (news.request_id, news.finish_reason) == ("too long", "error")
     assert "25 tokens do not fit" in str(news.error)

@@ -1,0 +1,79 @@
+"""The engine at the end of a wire: commands in, steps, events out.
+
+It has no thread, socket or clock of its own: whoever runs it (a process, a thread, a test) gives it commands and takes its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ramet.core.output import SequenceUpdate
+from ramet.core.sampling import SamplingParams
+from ramet.engine.engine import Engine
+from ramet.engine.wire import Abort, AbortSequence, Command, Event, Flush, Flushed, Refused, Start, Step, Submit
+from ramet.errors import EngineDead, InvalidRequest, RametError, shown
+
+__all__ = ["EngineLoop"]
+
+
+class EngineLoop:
+    """``emit`` takes the events, in order. One thread calls all of it."""
+
+    def __init__(self, engine: Engine, emit: Callable[[Event], None]) -> None:
+        self._engine = engine
+        self._emit = emit
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def turn(self, commands: Iterable[Command]) -> None:
+        """Obey the commands, then do one step where there is something to do.
+
+        What goes wrong with one command is told of that one. Raises ``EngineDead`` at the turn after the one in which the engine
+        died and told all its requests so.
+        """
+        for command in commands:
+            self._obey(command)
+        updates: list[SequenceUpdate] = []
+        if self._engine.has_work:
+            updates = self._engine.step()
+        self._emit(Step.of(updates, self._engine.stats()))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case AbortSequence(seq_id):
+                self._engine.abort_sequence(seq_id)
+            case Flush(number, force):
+                self._flush(number, force)
+            case Start():
+                raise EngineDead("the engine was told to start a second time")
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            self._engine.submit(
+                np.frombuffer(command.prompt, np.int32),
+                SamplingParams(**command.sampling),
+                request_id=command.request_id,
+                namespace=command.namespace,
+                priority=command.priority,
+                arrival_s=command.arrival_s,
+            )
+        except EngineDead:
+            raise
+        except RametError as error:
+            self._emit(Refused(command.request_id, str(error)))
+        except Exception as error:  # whatever it is, it is this request's alone
+            self._emit(Refused(command.request_id, f"the engine could not take the request: {shown(error, 200)}"))
+
+    def _flush(self, number: int, force: bool) -> None:
+        try:
+            self._emit(Flushed(number, self._engine.flush_cache(force=force)))
+        except InvalidRequest as error:
+            self._emit(Flushed(number, 0, str(error)))

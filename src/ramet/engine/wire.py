@@ -1,0 +1,270 @@
+"""What crosses between a server and its engine: commands down, events up, as msgpack.
+
+Every message is plain data of declared types: decoding checks them and can run no code. The engine checks a request again, by the
+same rules as its server, so nothing here is trusted for its values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from ramet.config import EngineConfig
+from ramet.core.output import SequenceUpdate, TokenLogprobs
+from ramet.core.request import FinishReason, Namespace, Request
+from ramet.core.sampling import SamplingParams
+from ramet.engine.admission import Limits
+from ramet.engine.engine import EngineStats
+from ramet.errors import EngineDead
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "Abort",
+    "AbortSequence",
+    "Beat",
+    "Command",
+    "Event",
+    "Failed",
+    "Flush",
+    "Flushed",
+    "Frames",
+    "Loading",
+    "Ready",
+    "Refused",
+    "Start",
+    "Step",
+    "Submit",
+    "decode_command",
+    "decode_event",
+    "frame",
+]
+
+MAX_FRAME_BYTES = 1 << 30  # either side ends the connection over it
+_LENGTH_BYTES = 4
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """The first command: build the engine."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """A request: ``prompt`` is int32 bytes, ``sampling`` the parameters that are not at their defaults, the seed among them."""
+
+    request_id: str
+    prompt: bytes
+    sampling: dict[str, Any]
+    namespace: Namespace
+    priority: int
+    arrival_s: float
+
+    @classmethod
+    def of(cls, request: Request) -> Submit:
+        sampling = {
+            f.name: getattr(request.sampling, f.name)
+            for f in fields(SamplingParams)
+            if f.default is MISSING or getattr(request.sampling, f.name) != f.default
+        }
+        return cls(
+            request_id=request.request_id,
+            prompt=request.prompt.tobytes(),
+            sampling=sampling | {"seed": request.seed},
+            namespace=request.namespace,
+            priority=request.priority,
+            arrival_s=request.arrival_s,
+        )
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End a request early."""
+
+    request_id: str
+
+
+class AbortSequence(msgspec.Struct, tag=True, frozen=True):
+    """End one of a request's sequences early: its stop string has come."""
+
+    seq_id: int
+
+
+class Flush(msgspec.Struct, tag=True, frozen=True):
+    """Forget all cached KV; answered by ``Flushed`` of the same number."""
+
+    number: int
+    force: bool
+
+
+Command: TypeAlias = Start | Submit | Abort | AbortSequence | Flush
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Progress of a start."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The engine takes requests, within ``limits``. The rest is for people: sizes of the pool in pages, of a page in bytes."""
+
+    limits: Limits
+    eos_ids: tuple[int, ...]
+    num_pages: int
+    page_size: int
+    page_bytes: int
+    threads: int
+    isa: str
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The engine cannot be built from its configuration, or has met its end; the last event."""
+
+    message: str
+    is_config: bool
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """A request that the engine did not take after all."""
+
+    request_id: str
+    message: str
+
+
+class Flushed(msgspec.Struct, tag=True, frozen=True):
+    """How many pages a flush freed, or why there was none."""
+
+    number: int
+    num_pages: int
+    error: str | None = None
+
+
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """The engine's process runs; ``step_age_s`` since its present step began, 0 between steps."""
+
+    step_age_s: float
+
+
+class _Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """A ``TokenLogprobs``. A float32 is exact in msgpack's float64."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class _Update(msgspec.Struct, array_like=True, frozen=True):
+    """A ``SequenceUpdate``."""
+
+    request_id: str
+    seq_id: int
+    index: int
+    new_token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    started_s: float | None
+    finish_reason: FinishReason | None
+    stop_token_id: int | None
+    error: str | None
+    logprobs: list[_Logprobs]
+    prompt_logprobs: list[_Logprobs]
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """All the news of a turn, and the engine's numbers after it."""
+
+    news: list[_Update]
+    stats: EngineStats
+
+    @classmethod
+    def of(cls, updates: list[SequenceUpdate], stats: EngineStats) -> Step:
+        return cls([_packed(update) for update in updates], stats)
+
+    @property
+    def updates(self) -> list[SequenceUpdate]:
+        return [_unpacked(one) for one in self.news]
+
+
+Event: TypeAlias = Loading | Ready | Failed | Refused | Flushed | Beat | Step
+
+
+def _packed(update: SequenceUpdate) -> _Update:
+    return _Update(
+        request_id=update.request_id,
+        seq_id=update.seq_id,
+        index=update.index,
+        new_token_ids=update.new_token_ids,
+        num_cached_tokens=update.num_cached_tokens,
+        started_s=update.started_s,
+        finish_reason=update.finish_reason,
+        stop_token_id=update.stop_token_id,
+        error=update.error,
+        logprobs=[_packed_logprobs(one) for one in update.logprobs],
+        prompt_logprobs=[_packed_logprobs(one) for one in update.prompt_logprobs],
+    )
+
+
+def _unpacked(one: _Update) -> SequenceUpdate:
+    return SequenceUpdate(
+        request_id=one.request_id,
+        seq_id=one.seq_id,
+        index=one.index,
+        new_token_ids=one.new_token_ids,
+        logprobs=tuple(_unpacked_logprobs(each) for each in one.logprobs),
+        prompt_logprobs=tuple(_unpacked_logprobs(each) for each in one.prompt_logprobs),
+        num_cached_tokens=one.num_cached_tokens,
+        started_s=one.started_s,
+        finish_reason=one.finish_reason,
+        stop_token_id=one.stop_token_id,
+        error=one.error,
+    )
+
+
+def _packed_logprobs(one: TokenLogprobs) -> _Logprobs:
+    return _Logprobs(one.token_id, one.logprob, one.rank, one.top_ids.tolist(), one.top_logprobs.tolist())
+
+
+def _unpacked_logprobs(one: _Logprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        one.token_id, one.logprob, one.rank, np.array(one.top_ids, np.int32), np.array(one.top_logprobs, np.float32)
+    )
+
+
+_encoder = msgspec.msgpack.Encoder()
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def frame(message: Command | Event) -> bytes:
+    """A message as it goes on the wire: its length, then itself."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+class Frames:
+    """Takes what a stream gives, in pieces of any size, and gives whole message bodies. Raises ``EngineDead`` on an absurd length."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that ``data`` completes."""
+        self._buffer += data
+        found = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_BYTES:
+            size = int.from_bytes(self._buffer[start : start + _LENGTH_BYTES], "little")
+            if size > MAX_FRAME_BYTES:
+                raise EngineDead(f"a message of {size:,} bytes on the engine's wire")
+            end = start + _LENGTH_BYTES + size
+            if len(self._buffer) < end:
+                break
+            found.append(bytes(self._buffer[start + _LENGTH_BYTES : end]))
+            start = end
+        del self._buffer[:start]
+        return found
