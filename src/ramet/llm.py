@@ -118,7 +118,7 @@ class LLM:
 
     def _start(self, config: EngineConfig, progress: Progress) -> None:
         self._open_parts: EngineParts | None = build_engine(config, progress)
-        self._assembler = OutputAssembler(self._parts.tokenizer, self._engine.abort_sequence)
+        self._assembler = OutputAssembler(self._parts.text.tokenizer, self._engine.abort_sequence)
         self._lock = threading.RLock()
         # Requests whose caller has left. The garbage collector ends a forgotten stream wherever it likes, on any thread and in
         # the midst of a step, so leaving only notes the request down and the next turn aborts it.
@@ -140,25 +140,25 @@ class LLM:
     @property
     def description(self) -> str:
         """The model in a few words, for people."""
-        return self._parts.description
+        return self._parts.text.description
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``InvalidRequest`` where the model has none."""
-        if self._parts.tokenizer is None:
+        if self._parts.text.tokenizer is None:
             raise InvalidRequest("this model has no tokenizer; give prompts as lists of token ids")
-        return self._parts.tokenizer
+        return self._parts.text.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate:
         """Raises ``InvalidRequest`` where the model has none."""
-        if self._parts.chat_template is None:
+        if self._parts.text.chat_template is None:
             raise InvalidRequest("this model has no chat template; use generate() with a prompt of your own")
-        return self._parts.chat_template
+        return self._parts.text.chat_template
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The model's own defaults (generation_config.json) with ``changes`` on top."""
-        return SamplingParams(**{**self._parts.generation_defaults, **changes})
+        return SamplingParams(**{**self._parts.text.generation_defaults, **changes})
 
     def generate(
         self,
@@ -276,7 +276,7 @@ class LLM:
 
     def _submit(self, token_ids: Sequence[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
         check_sampling(sampling)
-        if sampling.stops and self._parts.tokenizer is None:
+        if sampling.stops and self._parts.text.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         request_id = self._engine.submit(token_ids, sampling)
         try:

@@ -11,6 +11,7 @@ from ramet.config import EngineConfig, KVDtype
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import Engine
 from ramet.errors import ConfigError
+from ramet.kernels.backend import Backend
 from ramet.kernels.registry import make_backend
 from ramet.kv.hashed import HashedCache
 from ramet.kv.manager import KVManager
@@ -28,21 +29,39 @@ from ramet.schedule.scheduler import Scheduler
 from ramet.text.chat import ChatTemplate
 from ramet.text.tokenizer import Tokenizer
 
-__all__ = ["EngineParts", "build_engine"]
+__all__ = ["EngineParts", "TextParts", "build_engine", "build_text"]
 
 _CACHES: Mapping[str, Callable[[int], PrefixCache]] = {"radix": RadixCache, "hash": HashedCache, "none": NullCache}
 
 
 @dataclass(frozen=True, slots=True)
-class EngineParts:
-    """A built engine and what its edge needs. ``tokenizer`` and ``chat_template`` are None where the model has none."""
+class TextParts:
+    """What an edge needs of a model besides an engine. ``tokenizer`` and ``chat_template`` are None where it has none."""
 
-    engine: Engine
-    spec: ModelSpec
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     generation_defaults: Mapping[str, Any]
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A built engine, its edge's text, and sizes for people: of a page in tokens and bytes, of the kernels' pool in threads."""
+
+    engine: Engine
+    text: TextParts
+    spec: ModelSpec
+    eos_ids: frozenset[int]
+    page_size: int
+    page_bytes: int
+    backend: Backend
+
+
+def build_text(checkpoint: Checkpoint) -> TextParts:
+    """The text side alone, without weights: what a server in front of an engine process needs."""
+    clock = MonotonicClock()
+    tokenizer, chat_template = _text(checkpoint.text, clock)
+    return TextParts(tokenizer, chat_template, checkpoint.generation_defaults, checkpoint.description)
 
 
 def build_engine(config: EngineConfig, progress: Progress = silent) -> EngineParts:
@@ -51,8 +70,7 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     checkpoint = open_model(config.model, progress)
     spec = checkpoint.spec
     max_model_len = _context_length(config.model.max_model_len, spec.max_position)
-    clock = MonotonicClock()
-    tokenizer, chat_template = _text(checkpoint.text, clock)
+    text = build_text(checkpoint)
 
     page_size, kv_dtype = config.cache.page_size, _kv_dtype(config.cache.kv_cache_dtype, checkpoint)
     token_bytes = kv_bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype)
@@ -60,17 +78,18 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     decoder = Decoder(checkpoint, backend, progress)
     layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
+    eos_ids = frozenset(spec.eos_ids or (text.tokenizer.eos_ids if text.tokenizer else ()))
     engine = Engine(
         runner=LocalRunner(decoder, backend, layers, page_size),
         scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv)),
         kv=kv,
-        clock=clock,
+        clock=MonotonicClock(),
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
-        eos_ids=spec.eos_ids or (tokenizer.eos_ids if tokenizer else ()),
+        eos_ids=eos_ids,
         seed=config.seed,
     )
-    return EngineParts(engine, spec, tokenizer, chat_template, checkpoint.generation_defaults, checkpoint.description)
+    return EngineParts(engine, text, spec, eos_ids, page_size, page_size * token_bytes, backend)
 
 
 def _context_length(asked: int | None, model_limit: int) -> int:

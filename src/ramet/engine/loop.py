@@ -1,6 +1,6 @@
 """The engine at the end of a wire: commands in, steps, events out.
 
-It has no thread, socket or clock of its own: whoever runs it (a process, a thread, a test) gives it commands and takes its events.
+It has no thread, socket or clock of its own: whoever runs it (a process, a thread, a test) gives commands and takes events.
 """
 
 from __future__ import annotations

@@ -125,7 +125,6 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     """The engine cannot be built from its configuration, or has met its end; the last event."""
 
     message: str
-    is_config: bool
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -247,13 +246,13 @@ def frame(message: Command | Event) -> bytes:
 
 
 class Frames:
-    """Takes what a stream gives, in pieces of any size, and gives whole message bodies. Raises ``EngineDead`` on an absurd length."""
+    """Takes what a stream gives, in pieces of any size, and gives whole message bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that ``data`` completes."""
+        """The messages that ``data`` completes. Raises ``EngineDead`` on an absurd length."""
         self._buffer += data
         found = []
         start = 0

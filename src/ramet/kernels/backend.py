@@ -80,9 +80,15 @@ class AttentionPlan(Protocol):
 
 
 class Backend(Protocol):
-    """Stateless but for threads. Inputs are C-contiguous; activations are float32."""
+    """Stateless but for threads. Inputs are C-contiguous; activations are float32. ``isa`` and ``threads`` are for people."""
 
     name: str
+
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
 
     def pack(self, parts: Sequence[Weight]) -> PackedWeight:
         """Stack matrices of equal K along N (q, k and v; gate and up) and lay them out for ``linear`` and ``embed``.

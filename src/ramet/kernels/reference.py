@@ -85,6 +85,8 @@ class ReferenceBackend:
     """``Backend`` in numpy."""
 
     name = "reference"
+    isa = "numpy"
+    threads = 1
 
     def pack(self, parts: Sequence[Weight]) -> PackedWeight:
         check_parts(parts)
