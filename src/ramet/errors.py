@@ -8,6 +8,8 @@
     ├── ModelError            a model file or folder cannot be used; the message names the file and the key
     ├── ConfigError           a start-up option is wrong; the message names the option
     ├── Overloaded            the queue is full; try again later
+    ├── Unavailable           there is no engine to ask just now: it loads, or the server stops; try again later
+    ├── RequestFailed         a defect met this request alone; others go on
     └── EngineDead            the engine cannot go on; a defect, not the caller's fault
 """
 
@@ -19,6 +21,8 @@ __all__ = [
     "ModelError",
     "Overloaded",
     "RametError",
+    "RequestFailed",
+    "Unavailable",
     "shown",
 ]
 
@@ -52,6 +56,14 @@ class ConfigError(RametError, ValueError):
 
 class Overloaded(RametError):
     """The waiting queue is full."""
+
+
+class Unavailable(RametError):
+    """No engine takes requests just now."""
+
+
+class RequestFailed(RametError):
+    """A defect that met one request."""
 
 
 class EngineDead(RametError):

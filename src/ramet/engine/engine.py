@@ -89,7 +89,7 @@ class Engine:
         Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
         ``EngineDead``; nothing is changed then.
         """
-        self._check_alive()
+        self.check_alive()
         request = self._admission.request(
             prompt,
             sampling,
@@ -108,7 +108,7 @@ class Engine:
         It answers as if submitted alone with that prompt. Without ``sampling`` it has the parent's parameters and a new
         seed; ``max_tokens`` then counts from the branch. Raises as ``submit`` does.
         """
-        self._check_alive()
+        self.check_alive()
         parent = self._scheduler.sequence(seq_id)
         if parent is None:
             raise InvalidRequest(
@@ -148,6 +148,11 @@ class Engine:
 
     # ---- steps
 
+    def check_alive(self) -> None:
+        """Raise ``EngineDead`` where a step has failed."""
+        if self._death is not None:
+            raise EngineDead(str(self._death)) from self._death
+
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
@@ -163,7 +168,7 @@ class Engine:
         A step that breaks off half-way ends the engine, whatever stopped it: its KV is not there, and nobody knows how far the
         books were brought. Faults are told by ``finish_step``; what is no fault (``KeyboardInterrupt``) goes on to the caller.
         """
-        self._check_alive()
+        self.check_alive()
         with self._deadly():
             batch = self._scheduler.schedule(self._clock.now())
             if batch is not None:
@@ -236,10 +241,6 @@ class Engine:
         entry.seq_ids.discard(update.seq_id)
         if not entry.seq_ids:
             del self._open[update.request_id]
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            raise EngineDead(str(self._death)) from self._death
 
     @contextmanager
     def _deadly(self) -> Iterator[None]:

@@ -32,14 +32,15 @@ class EngineLoop:
     def turn(self, commands: Iterable[Command]) -> None:
         """Obey the commands, then do one step where there is something to do.
 
-        What goes wrong with one command is told of that one. Raises ``EngineDead`` at the turn after the one in which the engine
-        died and told all its requests so.
+        What goes wrong with one command is told of that one. Raises ``EngineDead`` where the step failed; nobody is told then but
+        the caller, whose end is the end of all requests.
         """
         for command in commands:
             self._obey(command)
         updates: list[SequenceUpdate] = []
         if self._engine.has_work:
             updates = self._engine.step()
+            self._engine.check_alive()
         self._emit(Step.of(updates, self._engine.stats()))
 
     def _obey(self, command: Command) -> None:

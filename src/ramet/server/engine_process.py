@@ -1,7 +1,7 @@
 """The engine's process: ``python -m ramet.server.engine_process FD``, with FD one end of a socket pair.
 
-It ends when the other end is gone, whatever the engine is doing then. Of its threads one reads commands, one tells that the process
-runs, and the main one has the engine to itself.
+It ends when the other end is gone, whatever the engine is doing then. One thread reads commands, one tells that the process runs,
+and the main one has the engine to itself.
 """
 
 from __future__ import annotations

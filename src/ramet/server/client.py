@@ -1,0 +1,393 @@
+"""A server's side of the wire: requests on their way, and the engine that answers them, started again when it dies.
+
+Everything here is on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ramet.core.ids import RequestId, SeqId
+from ramet.core.output import SequenceUpdate
+from ramet.core.ports import Clock
+from ramet.core.request import Namespace, Request
+from ramet.core.sampling import SamplingParams
+from ramet.engine.admission import Admission, Limits, PromptIds
+from ramet.engine.assemble import OutputAssembler, RequestOutput
+from ramet.engine.engine import EngineStats
+from ramet.engine.wire import Abort, AbortSequence, Beat, Event, Failed, Flush, Flushed, Loading, Ready, Refused, Step, Submit
+from ramet.errors import EngineDead, InvalidRequest, Overloaded, RametError, RequestFailed, Unavailable
+from ramet.model.spec import Progress, silent
+from ramet.server.links import Link
+from ramet.text.tokenizer import Tokenizer
+
+__all__ = ["EngineClient", "EngineState", "Generation", "Observer", "Prompted", "SilentObserver"]
+
+_HUNG_AFTER_S = 5.0  # without a beat, of which there is one a second
+_MAX_FAILED_STARTS = 5
+_FIRST_PAUSE_S = 0.5  # before a start that follows a failed one; doubled each time
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+class EngineState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    HUNG = "hung"  # its process is there and says nothing
+    RESTARTING = "restarting"
+    FAILED = "failed"  # and will not be started again
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompted:
+    """One prompt ready for an engine. ``names`` are ids by which its caller may abort it, besides the request's own."""
+
+    token_ids: PromptIds
+    sampling: SamplingParams
+    text: str | None = None
+    namespace: Namespace = Namespace()
+    priority: int = 0
+    names: frozenset[str] = _NO_NAMES
+
+
+class Generation:
+    """One request on its way: an output that grows in place, and the news that it has grown. One reader."""
+
+    def __init__(self, request: Request, output: RequestOutput, names: frozenset[str], abort: Callable[[], None]) -> None:
+        self.request = request
+        self.output = output
+        self.names = names
+        self.started_s: float | None = None  # times are the engine clock's, as request.arrival_s is
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.is_aborted = False
+        self._failure: RametError | None = None
+        self._abort = abort
+        self._changed = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finished_s is not None
+
+    @property
+    def failure(self) -> RametError | None:
+        """Why it has no answer, or none to its end."""
+        if self._failure is not None:
+            return self._failure
+        error = next((answer.error for answer in self.output.outputs if answer.error is not None), None)
+        return None if error is None else RequestFailed(error)
+
+    async def changed(self) -> None:
+        """Wait until the output has changed since the last call; at once where it is finished."""
+        if not self.is_finished:
+            await self._changed.wait()
+        self._changed.clear()
+
+    async def finished(self) -> RequestOutput:
+        """Wait for the end. Raises what ``failure`` holds."""
+        while not self.is_finished:
+            await self.changed()
+        if self.failure is not None:
+            raise self.failure
+        return self.output
+
+    def abort(self) -> None:
+        """End it early; a no-op where it has ended."""
+        if not self.is_finished and not self.is_aborted:
+            self.is_aborted = True
+            self._abort()
+
+    def wake(self) -> None:
+        """The output has changed."""
+        self._changed.set()
+
+    def end(self, now_s: float, failure: RametError | None = None) -> None:
+        """The last change."""
+        self.finished_s, self._failure = now_s, failure
+        self._changed.set()
+
+
+class Observer(Protocol):
+    """Whoever counts what happens to requests."""
+
+    def started(self, generation: Generation) -> None: ...
+
+    def told(self, generation: Generation, num_tokens: int, gap_s: float | None) -> None:
+        """Output tokens came; ``gap_s`` since the last ones of the same sequence's request, None for its first."""
+        ...
+
+    def finished(self, generation: Generation) -> None: ...
+
+
+class SilentObserver:
+    """The observer that counts nothing."""
+
+    def started(self, generation: Generation) -> None:
+        pass
+
+    def told(self, generation: Generation, num_tokens: int, gap_s: float | None) -> None:
+        pass
+
+    def finished(self, generation: Generation) -> None:
+        pass
+
+
+class EngineClient:
+    """Requests to an engine that may die. ``make_link`` gives a way to a new engine at each start.
+
+    ``max_queued_requests`` bounds those that the engine has not begun; ``seed`` is where seeds come from for requests without.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], Link],
+        tokenizer: Tokenizer | None,
+        clock: Clock,
+        *,
+        max_queued_requests: int,
+        seed: int,
+        observer: Observer | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self._make_link = make_link
+        self._clock = clock
+        self._max_queued_requests = max_queued_requests
+        self._seed = seed
+        self._observer = observer or SilentObserver()
+        self._progress = progress
+        self._assembler = OutputAssembler(tokenizer, self._abort_sequence)
+        self._state = EngineState.STARTING
+        self._link: Link | None = None
+        self._admission: Admission | None = None
+        self._open: dict[RequestId, Generation] = {}
+        self._num_waiting = 0
+        self._flushes: dict[int, asyncio.Future[int]] = {}
+        self._num_flushes = 0
+        self._heard_s = 0.0
+        self._came_up = asyncio.Event()
+        self.ready: Ready | None = None  # of the engine that runs, or ran last
+        self.stats: EngineStats | None = None  # None before the first step of an engine
+        self.last_words: str | None = None  # of an engine that failed, for the log: never for a client
+        self.num_starts = 0
+
+    # ---- the engine
+
+    @property
+    def state(self) -> EngineState:
+        if self._state is EngineState.READY and self._clock.now() - self._heard_s > _HUNG_AFTER_S:
+            return EngineState.HUNG
+        return self._state
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._state is EngineState.CLOSED
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Those that are not finished."""
+        return list(self._open.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the engine has not begun."""
+        return self._num_waiting
+
+    async def run(self) -> None:
+        """Keep an engine up until ``close``. Raises ``EngineDead`` where none can be had: the first, or several in a row."""
+        failed_starts = 0
+        while True:
+            was_ready = await self._one_life()
+            if self._is_closed:
+                return
+            failed_starts = 0 if was_ready else failed_starts + 1
+            if (self.num_starts == 1 and not was_ready) or failed_starts >= _MAX_FAILED_STARTS:
+                self._state = EngineState.FAILED
+                raise EngineDead(self.last_words or "the engine's process ended before it was ready")
+            self._state = EngineState.RESTARTING
+            if failed_starts:
+                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (failed_starts - 1))
+
+    async def _one_life(self) -> bool:
+        """Start an engine, and wait for its end. True where it became ready."""
+        gone = asyncio.Event()
+        self.num_starts += 1
+        self.last_words = self.stats = None
+        self._link = self._make_link()
+        try:
+            await self._link.open(self._on_event, gone.set)
+            await gone.wait()
+        finally:
+            was_ready = self._state is EngineState.READY
+            if not self._is_closed:
+                self._state = EngineState.RESTARTING
+            self._came_up.clear()
+            self._lose_all()
+            await self._link.close()
+        return was_ready
+
+    async def until_ready(self) -> None:
+        """Wait for an engine; for ever where there is none, so wait for ``run`` beside it."""
+        await self._came_up.wait()
+
+    async def close(self) -> None:
+        """End the engine, and with it what runs."""
+        self._state = EngineState.CLOSED
+        if self._link is not None:
+            await self._link.close()
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are held against. Raises ``Unavailable`` before an engine was ready."""
+        return self._admitting().limits
+
+    def _admitting(self) -> Admission:
+        if self._admission is None or self._state is not EngineState.READY:
+            raise Unavailable(f"the engine is not ready ({self._state}); try again in a moment")
+        return self._admission
+
+    # ---- requests
+
+    def submit(self, prompts: Sequence[Prompted], request_id: str) -> list[Generation]:
+        """Send one request, of one or more prompts: all of them, or none.
+
+        Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` and ``Unavailable``; nothing is changed then.
+        """
+        admission = self._admitting()
+        requests = [
+            admission.request(
+                prompted.token_ids,
+                prompted.sampling,
+                request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
+                namespace=prompted.namespace,
+                priority=prompted.priority,
+            )
+            for i, prompted in enumerate(prompts)
+        ]
+        if self._num_waiting + len(requests) > self._max_queued_requests:
+            raise Overloaded(
+                f"{self._num_waiting} requests wait already, and {self._max_queued_requests} may (--max-queued-requests); "
+                "try again in a moment"
+            )
+        for request in requests:
+            if request.request_id in self._open:
+                raise InvalidRequest(f"request {request.request_id!r} is running already", "request_id")
+        return [self._open_one(request, prompted) for request, prompted in zip(requests, prompts, strict=True)]
+
+    def _open_one(self, request: Request, prompted: Prompted) -> Generation:
+        seeded = replace(request, sampling=replace(request.sampling, seed=request.seed))
+        output = self._assembler.open(seeded, prompted.text)
+        generation = Generation(seeded, output, prompted.names, lambda: self._send_abort(request.request_id))
+        self._open[request.request_id] = generation
+        self._num_waiting += 1
+        if self._link is not None:
+            self._link.send(Submit.of(seeded))
+        return generation
+
+    def _send_abort(self, request_id: RequestId) -> None:
+        if self._link is not None:
+            self._link.send(Abort(request_id))
+
+    def _abort_sequence(self, seq_id: SeqId) -> None:
+        if self._link is not None:
+            self._link.send(AbortSequence(seq_id))
+
+    async def flush_cache(self, *, force: bool) -> int:
+        """Forget all cached KV; how many pages that freed. Raises ``InvalidRequest`` while requests run, unless forced."""
+        self._admitting()
+        self._num_flushes += 1
+        number = self._num_flushes
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._flushes[number] = future
+        if self._link is not None:
+            self._link.send(Flush(number, force))
+        try:
+            return await future
+        finally:
+            self._flushes.pop(number, None)
+
+    # ---- what the engine says
+
+    def _on_event(self, event: Event) -> None:
+        self._heard_s = self._clock.now()
+        match event:
+            case Step():
+                self.stats = event.stats
+                self._take(event.updates)
+            case Beat():
+                pass
+            case Loading(what, done, total):
+                self._progress(what, done, total)
+            case Ready():
+                self._on_ready(event)
+            case Refused(request_id, message):
+                self._end(request_id, RequestFailed(message))
+            case Flushed(number, num_pages, error):
+                self._on_flushed(number, num_pages, error)
+            case Failed(message):
+                self.last_words = message
+
+    def _on_ready(self, ready: Ready) -> None:
+        if self._admission is None:
+            self._admission = Admission(ready.limits, ready.eos_ids, self._clock, self._seed)
+        self._admission.limits = ready.limits  # seeds go on where they were
+        self.ready = ready
+        if not self._is_closed:
+            self._state = EngineState.READY
+            self._came_up.set()
+
+    def _on_flushed(self, number: int, num_pages: int, error: str | None) -> None:
+        future = self._flushes.get(number)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(num_pages)
+        else:
+            future.set_exception(InvalidRequest(error))
+
+    def _take(self, updates: Iterable[SequenceUpdate]) -> None:
+        updates = list(updates)
+        for update in updates:
+            generation = self._open.get(update.request_id)
+            if generation is not None:
+                self._note(generation, update)
+        for output in self._assembler.apply(updates):
+            if output.finished:
+                self._end(output.request_id)
+            else:
+                self._open[output.request_id].wake()
+
+    def _note(self, generation: Generation, update: SequenceUpdate) -> None:
+        """Times and counts, before the update is put into words."""
+        if generation.started_s is None and update.started_s is not None:
+            generation.started_s = update.started_s
+            self._num_waiting -= 1
+            self._observer.started(generation)
+        if update.new_token_ids:
+            last_s, generation.last_token_s = generation.last_token_s, self._heard_s
+            if generation.first_token_s is None:
+                generation.first_token_s = self._heard_s
+            self._observer.told(generation, len(update.new_token_ids), None if last_s is None else self._heard_s - last_s)
+
+    def _end(self, request_id: RequestId, failure: RametError | None = None) -> None:
+        generation = self._open.pop(request_id, None)
+        if generation is None:
+            return
+        if generation.started_s is None:
+            self._num_waiting -= 1
+        self._assembler.close(request_id)
+        generation.end(self._clock.now(), failure)
+        self._observer.finished(generation)
+
+    def _lose_all(self) -> None:
+        """The engine is gone, and with it all that ran."""
+        death = EngineDead("the engine ended while it computed this answer, and is started again; send the request again")
+        for request_id in list(self._open):
+            self._end(request_id, death)
+        for future in self._flushes.values():
+            if not future.done():
+                future.set_exception(death)
