@@ -1,0 +1,134 @@
+"""Every error that a client reads, whatever dialect it speaks: one function makes the bodies of all.
+
+A body has the words of our own errors and nothing else: no representation of an object, no path, no trace. What is no error of
+ours is told by the request's id, under which the log has the rest.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ramet.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, RametError, RequestFailed, Unavailable
+
+__all__ = ["ApiError", "Dialect", "Problem", "dialect_of", "error_body", "error_event", "error_response", "problem_of"]
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+_RETRY_AFTER_S = {429: 1, 503: 2}
+_PHRASES = {404: "there is nothing at this path", 405: "this path does not take this method"}
+
+
+class Dialect(enum.Enum):
+    """Whose shapes a path speaks. The native endpoints have OpenAI's error bodies."""
+
+    OPENAI = enum.auto()
+    RESPONSES = enum.auto()
+    ANTHROPIC = enum.auto()
+
+
+class ApiError(RametError):
+    """A fault that only HTTP knows: its status, and OpenAI's ``code`` and ``param`` where they help."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong, before any dialect."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+    @property
+    def retry_after_s(self) -> int | None:
+        return _RETRY_AFTER_S.get(self.status)
+
+
+def dialect_of(path: str) -> Dialect:
+    if path.startswith("/v1/messages"):
+        return Dialect.ANTHROPIC
+    return Dialect.RESPONSES if path.startswith("/v1/responses") else Dialect.OPENAI
+
+
+def problem_of(error: BaseException, request_id: str) -> Problem:
+    """What a client is told of an error."""
+    match error:
+        case ApiError():
+            return Problem(error.status, str(error), error.code, error.param)
+        case ContextTooLong():
+            return Problem(400, str(error), "context_length_exceeded", error.param)
+        case InvalidRequest():
+            return Problem(400, str(error), "invalid_value", error.param)
+        case Overloaded():
+            return Problem(429, str(error), "queue_full")
+        case Unavailable():
+            return Problem(503, str(error), "unavailable")
+        case EngineDead():
+            return Problem(503, str(error), "engine_restarted")
+        case HTTPException():
+            return Problem(error.status_code, _PHRASES.get(error.status_code, "the request cannot be served"))
+        case RequestFailed():
+            return Problem(500, f"this request met a defect of the server's (request {request_id})", "request_failed")
+    return Problem(500, f"the server met a defect (request {request_id})", "internal_error")
+
+
+def error_body(problem: Problem, dialect: Dialect, request_id: str) -> bytes:
+    """The one maker of error bodies."""
+    if dialect is Dialect.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(problem.status, "invalid_request_error")
+        return msgspec.json.encode(
+            {"type": "error", "error": {"type": kind, "message": problem.message}, "request_id": request_id}
+        )
+    kind = _OPENAI_TYPES.get(problem.status, "invalid_request_error")
+    return msgspec.json.encode(
+        {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}
+    )
+
+
+def error_response(problem: Problem, dialect: Dialect, request_id: str) -> Response:
+    headers = {"retry-after": str(problem.retry_after_s)} if problem.retry_after_s else {}
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    body = error_body(problem, dialect, request_id)
+    return Response(body, problem.status, headers, media_type="application/json")
+
+
+def error_event(problem: Problem, dialect: Dialect, request_id: str, sequence_number: int = 0) -> bytes:
+    """The server-sent event that ends a stream which cannot go on. ``sequence_number`` is for the Responses dialect."""
+    if dialect is Dialect.RESPONSES:
+        told = {
+            "type": "error",
+            "code": problem.code,
+            "message": problem.message,
+            "param": problem.param,
+            "sequence_number": sequence_number,
+        }
+        return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+    name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
+    return name + b"data: " + error_body(problem, dialect, request_id) + b"\n\n"

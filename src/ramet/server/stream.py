@@ -1,0 +1,175 @@
+"""From a growing output to what a client is told: pieces, whole answers, server-sent events. Whoever leaves aborts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ramet.core.request import FinishReason
+from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput
+from ramet.server.client import Generation
+from ramet.server.errors import ApiError, Problem, problem_of
+from ramet.server.gate import request_id_of
+
+__all__ = ["EventStream", "Piece", "answered", "pieces", "sse"]
+
+PING_AFTER_S = 10.0  # without a word; proxies close what is silent for a minute
+_PING = b": ping\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of one answer since it was last looked at. ``logprobs`` go with ``token_ids``, where they were asked for."""
+
+    answer: CompletionOutput
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]]
+    finish_reason: FinishReason | None
+
+    @property
+    def index(self) -> int:
+        return self.answer.index
+
+
+async def pieces(generation: Generation) -> AsyncIterator[list[Piece]]:
+    """The growth of a generation's answers, as often as somebody looks. Raises what ends it before its time.
+
+    Nothing is queued: who looks late finds more at once. The first list may be empty: the request has begun.
+    """
+    given = [(0, 0)] * len(generation.output.outputs)
+    ended: set[int] = set()
+    while True:
+        await generation.changed()
+        news = []
+        for answer in generation.output.outputs:
+            num_chars, num_tokens = given[answer.index]
+            if answer.index in ended or (
+                len(answer.text) == num_chars and len(answer.token_ids) == num_tokens and answer.finish_reason is None
+            ):
+                continue
+            given[answer.index] = (len(answer.text), len(answer.token_ids))
+            if answer.finish_reason is not None:
+                ended.add(answer.index)
+            news.append(
+                Piece(
+                    answer,
+                    answer.text[num_chars:],
+                    answer.token_ids[num_tokens:],
+                    [] if answer.logprobs is None else answer.logprobs[num_tokens:],
+                    answer.finish_reason,
+                )
+            )
+        if generation.is_finished:
+            _check_whole(generation)
+            yield news
+            return
+        yield news
+
+
+async def answered(generations: Sequence[Generation], receive: Receive) -> list[RequestOutput]:
+    """Wait until all are finished; where one fails, or the client leaves, the others are aborted. Raises what failed."""
+    watch = asyncio.create_task(_watch(generations, receive))
+    try:
+        for generation in generations:
+            await generation.finished()
+            _check_whole(generation)
+        return [generation.output for generation in generations]
+    finally:
+        watch.cancel()
+        _abort_all(generations)
+
+
+def sse(data: object, event: str | None = None) -> bytes:
+    """One server-sent event with a JSON body."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + _encode(data) + b"\n\n"
+
+
+class EventStream:
+    """A response of server-sent events about ``generations``, which are aborted when the client leaves or the events fail.
+
+    The status is sent with the first event, so that what fails before it has an error status of its own; an error after it
+    becomes the event that ``told`` makes of it, and the stream ends there. ``ping`` keeps a silent connection open.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        generations: Sequence[Generation],
+        told: Callable[[Problem], bytes],
+        headers: Mapping[str, str] | None = None,
+        ping: bytes = _PING,
+    ) -> None:
+        self._events = events
+        self._generations = generations
+        self._told = told
+        self._ping = ping
+        self._headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()),
+        ]
+        self._has_begun = False
+        self._is_quiet = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._watch_and_ping(receive, send))
+        try:
+            async for event in self._events:
+                self._is_quiet = False
+                await self._begin(send)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            request_id = request_id_of(scope)
+            event = self._told(problem_of(error, request_id))
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            watch.cancel()
+            _abort_all(self._generations)
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
+    async def _watch_and_ping(self, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(_watch(self._generations, receive))
+        try:
+            while not watch.done():
+                self._is_quiet = True
+                await asyncio.wait([watch], timeout=PING_AFTER_S)
+                if self._is_quiet and not watch.done():
+                    await self._begin(send)
+                    await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+        finally:
+            watch.cancel()
+
+
+async def _watch(generations: Sequence[Generation], receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    _abort_all(generations)
+
+
+def _abort_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.abort()
+
+
+def _check_whole(generation: Generation) -> None:
+    """Raise where a finished generation is no whole answer."""
+    if generation.failure is not None:
+        raise generation.failure
+    if any(answer.finish_reason == "abort" for answer in generation.output.outputs):
+        raise ApiError(499, "the request was aborted", code="aborted")

@@ -1,0 +1,105 @@
+"""From what clients say to what an engine takes: text to tokens, fields to sampling parameters, callers to namespaces.
+
+Rendering and encoding run in a small pool of threads, so that a long prompt stops nobody else's stream; ``tokenizers`` releases
+the GIL, and a template is metered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ramet.core.request import Namespace
+from ramet.core.sampling import SamplingParams
+from ramet.engine.build import TextParts
+from ramet.errors import InvalidRequest
+from ramet.server.gate import Caller
+from ramet.text.chat import ChatTemplate, check_variables
+from ramet.text.tokenizer import Tokenizer
+
+__all__ = ["Encoded", "Translator", "namespace_of"]
+
+T = TypeVar("T")
+
+_NUM_THREADS = 2
+_MAX_SALT_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt's tokens, and its text where it was one."""
+
+    token_ids: Sequence[int]
+    text: str | None
+
+
+class Translator:
+    """The model's text side, for requests. Raises ``InvalidRequest`` where the model lacks what a request needs."""
+
+    def __init__(self, text: TextParts) -> None:
+        self._text = text
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._text.tokenizer is None:
+            raise InvalidRequest("this model has no tokenizer; send prompts as lists of token ids", "prompt")
+        return self._text.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self._text.chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions with a prompt of your own", "messages")
+        return self._text.chat_template
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do ``work`` off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def encode(self, text: str) -> Encoded:
+        """A plain prompt; BOS is added where the model's files ask for it."""
+        return Encoded(await self.run(lambda: self.tokenizer.encode(text)), text)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Encoded:
+        """A conversation, rendered by the model's template. ``variables`` are the request's ``chat_template_kwargs``."""
+
+        def work() -> Encoded:
+            text = self.chat_template.render(
+                messages,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **check_variables(variables),
+            )
+            return Encoded(self.tokenizer.encode_chat(text), text)
+
+        return await self.run(work)
+
+    def sampling(self, fields: Mapping[str, Any]) -> SamplingParams:
+        """The model's own defaults with those fields on top that are not None."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        sampling = SamplingParams(**{**self._text.generation_defaults, **given})
+        if sampling.stops and self._text.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
+        return sampling
+
+
+def namespace_of(caller: Caller, cache_salt: str | None) -> Namespace:
+    """Who shares KV with this request: those of the same key (or all, with --share-cache) that send the same salt."""
+    if cache_salt is not None and not 0 < len(cache_salt) <= _MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt is a text of 1 to {_MAX_SALT_CHARS} characters", "cache_salt")
+    return Namespace(salt=cache_salt or "", tenant=caller.tenant)
