@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Literal, get_args
 
 from ramet.errors import ConfigError, shown
@@ -14,6 +15,8 @@ __all__ = [
     "ModelConfig",
     "RunnerConfig",
     "SchedulerConfig",
+    "ServerConfig",
+    "is_key",
     "parse_size",
 ]
 
@@ -22,21 +25,35 @@ Quantization = Literal["int8", "int4"]
 PrefixCacheKind = Literal["radix", "hash", "none"]
 PolicyName = Literal["fcfs", "longest-prefix"]
 KVDtype = Literal["auto", "float32", "bfloat16"]
+MetricNames = Literal["vllm", "sglang"]
+LogLevel = Literal["error", "warning", "info", "debug"]
+
+_POLICY_ALIASES = {"lpm": "longest-prefix"}
+_MAX_FRACTION = 0.95
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _option(default: Any, text: str, more: str = "", *, unset: str = "", secret: bool = False) -> Any:
+    """A field: ``text`` has to fit a line of ``--help`` beside the default, ``more`` is what that line has no room for.
+
+    ``unset`` says what the option comes to where its default is None. A ``secret`` is in no repr.
+    """
+    return field(default=default, repr=not secret, metadata={"help": text, "more": more, "unset": unset})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     model: str | None = _option(
-        None, "a .gguf file, a folder with config.json and safetensors, or a Hugging Face id; the demo model when left out"
+        None,
+        "file, folder or Hugging Face id",
+        "A .gguf file, a folder with config.json and safetensors, or organisation/name; MODEL without a flag is the same.",
+        unset="demo model",
     )
-    revision: str | None = _option(None, "commit, tag or branch of a Hugging Face model")
-    dtype: Dtype = _option("auto", "type of the weights in memory: auto (as stored), float32, float16, bfloat16")
-    quantization: Quantization | None = _option(None, "quantise the weights while loading: int8 or int4")
-    max_model_len: int | None = _option(None, "context length in tokens; the model's own when left out")
+    revision: str | None = _option(None, "commit, tag or branch on the hub", unset="main")
+    dtype: Dtype = _option("auto", "type of weights in memory", "auto (as stored), float32, float16 or bfloat16.")
+    quantization: Quantization | None = _option(None, "int8 or int4 weights", unset="as stored")
+    max_model_len: int | None = _option(
+        None, "context length in tokens", "Longer prompts are refused, never cut.", unset="model's"
+    )
 
     def __post_init__(self) -> None:
         _text("model", self.model)
@@ -48,14 +65,19 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    page_size: int = _option(16, "tokens in a page of KV memory, 1 to 128")
-    prefix_cache: PrefixCacheKind = _option("radix", "what finds reusable KV: radix (a tree), hash (chained hashes) or none")
-    kv_cache_memory: int | str | None = _option(
-        None, "size of the KV pool, such as 2GiB; a quarter of the free memory, at most 4 GiB, when left out"
+    page_size: int = _option(16, "tokens a page, 1 to 128", "What is reused, stored and evicted is whole pages of the KV pool.")
+    prefix_cache: PrefixCacheKind = _option(
+        "radix", "radix, hash or none", "What finds reusable KV: radix is a tree, hash is chained hashes; none computes all."
     )
-    max_total_tokens: int | None = _option(None, "hard limit on tokens in the KV pool")
+    kv_cache_memory: int | str | None = _option(
+        None, "KV pool, e.g. 2GiB", "Left out, it is a quarter of the free memory, at most 4 GiB.", unset="1/4 of free"
+    )
+    mem_fraction: float | None = _option(
+        None, "KV pool as a share of free memory", f"Over 0, up to {_MAX_FRACTION}; instead of --kv-cache-memory."
+    )
+    max_total_tokens: int | None = _option(None, "limit on tokens in the pool")
     kv_cache_dtype: KVDtype = _option(
-        "auto", "type of keys and values: bfloat16, or float32; auto is float32 for float32 weights"
+        "auto", "float32 or bfloat16", "Type of keys and values in the pool; auto is float32 for float32 weights, else bfloat16."
     )
 
     def __post_init__(self) -> None:
@@ -64,21 +86,32 @@ class CacheConfig:
         _one_of("prefix_cache", self.prefix_cache, get_args(PrefixCacheKind))
         _one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVDtype))
         _at_least("max_total_tokens", self.max_total_tokens, 1)
+        if self.mem_fraction is not None:
+            _over_zero("mem_fraction", self.mem_fraction, _MAX_FRACTION)
+            if self.kv_cache_memory is not None:
+                raise ConfigError(
+                    f"the KV pool has one size, and both {shown(self.kv_cache_memory)} and the share {self.mem_fraction} of the "
+                    "free memory were given; leave one out (--kv-cache-memory, --mem-fraction)"
+                )
         if self.kv_cache_memory is not None:
             object.__setattr__(self, "kv_cache_memory", parse_size(self.kv_cache_memory, "kv_cache_memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    schedule_policy: PolicyName = _option("fcfs", "order of waiting requests: fcfs, or longest-prefix (most cached tokens first)")
-    max_running_seqs: int = _option(64, "sequences computed at the same time")
-    max_batch_tokens: int = _option(2048, "tokens computed in one step")
-    chunked_prefill_size: int | None = _option(
-        512, "tokens of one prompt computed in one step; no limit but the batch's when None"
+    schedule_policy: PolicyName = _option(
+        "fcfs", "order of waiting requests", "fcfs, or longest-prefix (also lpm): the most cached tokens first."
     )
-    max_queued_requests: int = _option(1024, "requests waiting before new ones are refused")
+    max_running_seqs: int = _option(64, "sequences running at once")
+    max_batch_tokens: int = _option(2048, "tokens computed in a step")
+    chunked_prefill_size: int | None = _option(512, "prompt tokens a step")
+    max_queued_requests: int = _option(
+        1024, "most waiting requests", "Further ones are refused, with status 429 and when to retry."
+    )
 
     def __post_init__(self) -> None:
+        policy = self.schedule_policy
+        object.__setattr__(self, "schedule_policy", _POLICY_ALIASES.get(policy, policy) if isinstance(policy, str) else policy)
         _one_of("schedule_policy", self.schedule_policy, get_args(PolicyName))
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
         for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests"):
@@ -92,8 +125,13 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    threads: int | None = _option(None, "kernel threads; the cores this process may use when left out")
-    isa: str | None = _option(None, "instruction set of the kernels: avx512, avx2, neon, generic; the best one when left out")
+    threads: int | None = _option(
+        None,
+        "threads of the kernels",
+        "Left out: the cores this process is bound to, or its container's quota.",
+        unset="all cores",
+    )
+    isa: str | None = _option(None, "instruction set of the kernels", "avx512, avx2, neon or generic.", unset="best")
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)
@@ -108,11 +146,92 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
-    seed: int = _option(0, "where seeds come from for requests that give none")
+    seed: int = _option(0, "seed of requests that give none", unset="random")
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed is a whole number from 0 to 2**64 - 1, not {shown(self.seed)} (--seed)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Start-up options of the HTTP server. Pure data: ``api_key_file`` is read by the command line, into ``api_key``.
+
+    Beyond this machine it listens only with a key, or where that is waived in words (T33). Keys are in no repr (T36).
+    """
+
+    host: str = _option("127.0.0.1", "address to listen on")
+    port: int = _option(8000, "port; 0 is any free one")
+    served_model_name: tuple[str, ...] = _option(
+        (), "name that clients use", "What /v1/models lists and requests call the model; repeatable.", unset="its own"
+    )
+    api_key: tuple[str, ...] = _option(
+        (),
+        "key that clients send; repeatable",
+        "Each key has a cache of its own. Other users of the machine can read flags; the variable, with "
+        "spaces between keys, and --api-key-file they cannot.",
+        secret=True,
+    )
+    api_key_file: str | None = _option(None, "file of such keys, one a line", "Lines that begin with # are comments.")
+    admin_api_key: str | None = _option(
+        None,
+        "key of the admin routes",
+        "Left out, those routes exist only where the server listens on this machine alone.",
+        secret=True,
+    )
+    share_cache: bool = _option(False, "one cache for all keys", "What one caller has sent makes another's answer come sooner.")
+    allowed_hosts: tuple[str, ...] = _option(
+        (), "further names in Host", "Host names that requests may use besides the address; with commas between, or repeated."
+    )
+    allow_unauthenticated: bool = _option(
+        False,
+        "no key needed",
+        "Lets --host be an address that others reach without --api-key: anyone who does may use the model.",
+    )
+    max_body_size: int | str = _option("4MiB", "largest request body")
+    drain_timeout_s: float = _option(30.0, "seconds to finish on SIGTERM", "What still runs then is aborted.")
+    metrics_compat: tuple[str, ...] = _option(
+        (), "names of vllm, sglang too", "Metrics under the names of these engines as well; with commas between, or repeated."
+    )
+    log_requests: bool = _option(False, "write prompts to the log", "Without it no text of a request is in the log.")
+    log_level: LogLevel = _option("info", "error, warning, info or debug")
+
+    def __post_init__(self) -> None:
+        _at_least("port", self.port, 0, optional=False, high=65535)
+        _over_zero("drain_timeout_s", self.drain_timeout_s, 86400.0)
+        _one_of("log_level", self.log_level, get_args(LogLevel))
+        for name in ("share_cache", "allow_unauthenticated", "log_requests"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is True or False, not {shown(getattr(self, name))} ({_flag(name)})")
+        object.__setattr__(self, "max_body_size", parse_size(self.max_body_size, "max_body_size"))
+        object.__setattr__(self, "served_model_name", _texts("served_model_name", self.served_model_name))
+        for name in ("allowed_hosts", "metrics_compat"):
+            object.__setattr__(self, name, _texts(name, getattr(self, name), split=True))
+        for name in self.metrics_compat:
+            _one_of("metrics_compat", name, get_args(MetricNames))
+        self._check_access()
+
+    def _check_access(self) -> None:
+        _text("api_key_file", self.api_key_file)
+        keys = _keys("api_key", self.api_key)
+        object.__setattr__(self, "api_key", keys)
+        if self.admin_api_key is not None and _keys("admin_api_key", (self.admin_api_key,))[0] in keys:
+            raise ConfigError("a key of clients is the admin key too; give admins one of their own (--admin-api-key)")
+        if not isinstance(self.host, str) or not self.host or not self.host.isprintable() or " " in self.host:
+            raise ConfigError(f"host is an address or a name, not {shown(self.host)} (--host)")
+        if not (self.is_local or keys or self.api_key_file is not None or self.allow_unauthenticated):
+            raise ConfigError(
+                f"host {shown(self.host)} can be reached from other machines, and no key is set; give one (--api-key, "
+                "--api-key-file, RAMET_API_KEY), or let everyone in (--allow-unauthenticated)"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it listens on this machine alone: ``localhost``, 127.0.0.0/8 or ::1."""
+        try:
+            return self.host.lower() == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 _MAX_COUNT = 2**31  # of anything; token counts are int32 further down
@@ -135,6 +254,11 @@ def parse_size(text: int | str, name: str) -> int:
     return size
 
 
+def is_key(text: object) -> bool:
+    """Whether a key can stand in a header: ASCII letters, digits and signs, at least one, and no spaces."""
+    return isinstance(text, str) and text != "" and all("!" <= character <= "~" for character in text)
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -154,8 +278,36 @@ def _text(name: str, value: object) -> None:
         raise ConfigError(f"{name} is a text, not {shown(value)} ({_flag(name)})")
 
 
-def _at_least(name: str, value: object, low: int, *, optional: bool = True) -> None:
+def _at_least(name: str, value: object, low: int, *, optional: bool = True, high: int = _MAX_COUNT) -> None:
     if value is None and optional:
         return
-    if not _is_whole(value) or not low <= value <= _MAX_COUNT:  # type: ignore[operator]
-        raise ConfigError(f"{name} is a whole number from {low} to {_MAX_COUNT}, not {shown(value)} ({_flag(name)})")
+    if not _is_whole(value) or not low <= value <= high:  # type: ignore[operator]
+        raise ConfigError(f"{name} is a whole number from {low} to {high}, not {shown(value)} ({_flag(name)})")
+
+
+def _over_zero(name: str, value: object, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= high:
+        raise ConfigError(f"{name} is a number over 0 and up to {high:g}, not {shown(value)} ({_flag(name)})")
+
+
+def _texts(name: str, values: object, *, split: bool = False) -> tuple[str, ...]:
+    """The texts, each once; ``split`` takes those apart that have commas in them."""
+    if not isinstance(values, tuple | list) or not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{name} is a list of texts, not {shown(values)} ({_flag(name)})")
+    parts = [part.strip() for value in values for part in value.split(",")] if split else values
+    if not all(parts):
+        raise ConfigError(f"{name} has an empty text in it ({_flag(name)})")
+    return tuple(dict.fromkeys(parts))
+
+
+def _keys(name: str, keys: object) -> tuple[str, ...]:
+    """Keys as they can stand in a header, each once. What is wrong with one is said by its number: keys are in no message."""
+    if not isinstance(keys, tuple | list):
+        raise ConfigError(f"{name} is a list of keys ({_flag(name)})")
+    for number, key in enumerate(keys, start=1):
+        if not is_key(key):
+            raise ConfigError(
+                f"{name} number {number} cannot stand in a header: a key is a text of ASCII letters, digits and signs "
+                f"without spaces, and not empty ({_flag(name)})"
+            )
+    return tuple(dict.fromkeys(keys))

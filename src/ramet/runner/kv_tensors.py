@@ -13,7 +13,7 @@ from ramet.config import CacheConfig
 from ramet.errors import ConfigError
 from ramet.kernels.backend import KVLayer
 
-__all__ = ["allocate_kv", "default_kv_bytes", "free_bytes", "kv_bytes_per_token", "num_pages_for"]
+__all__ = ["allocate_kv", "default_kv_bytes", "free_bytes", "kv_bytes_per_token", "memory_limit", "num_pages_for"]
 
 _ITEM_TYPES: dict[str, np.dtype[np.generic]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
 _MAX_DEFAULT_BYTES = 4 << 30
@@ -44,19 +44,19 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype:
 
 
 def num_pages_for(config: CacheConfig, bytes_per_token: int, max_model_len: int) -> int:
-    """Pages of the pool: what ``kv_cache_memory`` (or the default) holds, at most ``max_total_tokens``.
+    """Pages of the pool: what ``kv_cache_memory``, ``mem_fraction`` or the default hold, at most ``max_total_tokens``.
 
     A pool smaller than the context is fine: requests are held against it. Raises ``ConfigError``, with the numbers, for
     more memory than is free and for less than one page.
     """
-    num_bytes = default_kv_bytes() if config.kv_cache_memory is None else _granted(int(config.kv_cache_memory))
+    num_bytes = _pool_bytes(config)
     page_bytes = bytes_per_token * config.page_size
     num_pages = min(num_bytes // page_bytes, _MAX_SLOTS // config.page_size)
     if num_pages < 1:
         raise ConfigError(
             f"{_shown(num_bytes)} of KV memory hold no page: one of {config.page_size} tokens takes {_shown(page_bytes)}, "
             f"a whole context of {max_model_len} tokens {_shown(bytes_per_token * max_model_len)} "
-            "(--kv-cache-memory, --page-size)"
+            "(--kv-cache-memory, --mem-fraction, --page-size)"
         )
     if config.max_total_tokens is None:
         return num_pages
@@ -71,6 +71,12 @@ def num_pages_for(config: CacheConfig, bytes_per_token: int, max_model_len: int)
 def default_kv_bytes() -> int:
     """A quarter of the memory free for this process, at most 4 GiB."""
     return min(free_bytes() // 4, _MAX_DEFAULT_BYTES)
+
+
+def _pool_bytes(config: CacheConfig) -> int:
+    if config.mem_fraction is not None:
+        return int(free_bytes() * config.mem_fraction)
+    return default_kv_bytes() if config.kv_cache_memory is None else _granted(int(config.kv_cache_memory))
 
 
 def _granted(num_bytes: int) -> int:
@@ -95,8 +101,22 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
     return max(0, min([available, *_left_in_cgroups(proc, cgroups)]))
 
 
+def memory_limit(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes of the tightest cgroup limit over this process; None where there is none. The paths are parameters for tests."""
+    limits = (_limit_in(folder, names[0]) for folder, names in _memory_cgroups(proc, cgroups))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Limit minus usage of each memory cgroup from this process's own up to the root, reclaimable file pages not counted."""
+    """Limit minus usage of each memory cgroup, reclaimable file pages not counted."""
+    for folder, names in _memory_cgroups(proc, cgroups):
+        left = _left_in(folder, *names)
+        if left is not None:
+            yield left
+
+
+def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Folders of the memory cgroups from this process's own up to the root; with each, the names of its files."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -111,20 +131,26 @@ def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
             continue
         own = root / path.lstrip("/")  # in a container the path may be the host's: then only the root exists
         for folder in (own, *own.parents):
-            left = _left_in(folder, *names)
-            if left is not None:
-                yield left
+            yield folder, names
             if folder == root:
                 break
 
 
 def _left_in(folder: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
     try:
-        limit = (folder / limit_name).read_text().strip()
-        if limit == "max" or int(limit) >= _NO_LIMIT:
+        limit = _limit_in(folder, limit_name)
+        if limit is None:
             return None
         usage = int((folder / usage_name).read_text())
-        return int(limit) - usage + _fields(folder / "memory.stat", " ").get(reclaimable_name, 0)
+        return limit - usage + _fields(folder / "memory.stat", " ").get(reclaimable_name, 0)
+    except (OSError, ValueError):
+        return None
+
+
+def _limit_in(folder: Path, limit_name: str) -> int | None:
+    try:
+        limit = (folder / limit_name).read_text().strip()
+        return None if limit == "max" or int(limit) >= _NO_LIMIT else int(limit)
     except (OSError, ValueError):
         return None
 

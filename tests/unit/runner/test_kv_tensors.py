@@ -11,7 +11,14 @@ import pytest
 import ramet.runner.kv_tensors as kv_tensors
 from ramet.config import CacheConfig
 from ramet.errors import ConfigError
-from ramet.runner.kv_tensors import allocate_kv, default_kv_bytes, free_bytes, kv_bytes_per_token, num_pages_for
+from ramet.runner.kv_tensors import (
+    allocate_kv,
+    default_kv_bytes,
+    free_bytes,
+    kv_bytes_per_token,
+    memory_limit,
+    num_pages_for,
+)
 
 GIB = 1 << 30
 
@@ -58,6 +65,7 @@ def test_the_default_is_a_quarter_of_free_memory_at_most_4_gib(free):
 def test_pages_by_memory_and_by_tokens(free):
     assert num_pages_for(CacheConfig(page_size=16), 1024, 512) == 2 * GIB // (16 * 1024)
     assert num_pages_for(CacheConfig(page_size=16, kv_cache_memory="1MiB"), 1024, 512) == 64
+    assert num_pages_for(CacheConfig(page_size=16, mem_fraction=0.5), 1024, 512) == 4 * GIB // (16 * 1024)
     assert num_pages_for(CacheConfig(page_size=10, kv_cache_memory="1MiB"), 1024, 512) == 102
     assert num_pages_for(CacheConfig(page_size=16, kv_cache_memory="1MiB", max_total_tokens=100), 1024, 512) == 6
     assert num_pages_for(CacheConfig(page_size=16, kv_cache_memory="1MiB", max_total_tokens=10**6), 1024, 512) == 64
@@ -163,6 +171,17 @@ def test_usage_over_the_limit_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("text", ["", "lots", "-"])
 def test_unreadable_limits_are_no_limits(tmp_path, text):
     assert free_in(tmp_path, "0::/a", {"a/memory.max": text, "a/memory.current": "1"}) == AVAILABLE
+
+
+def test_the_limit_is_the_tightest_of_all_levels(tmp_path):
+    v1 = {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/a/memory.limit_in_bytes": "7000"}
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/a\n0::/a/b", "cgroup/a/memory.max": "5000", "cgroup/a/b/memory.max": "max"})
+    assert memory_limit(tmp_path / "proc", tmp_path / "cgroup") == 5000
+    write(tmp_path, {"cgroup/a/memory.max": "max", **{f"cgroup/{name}": text for name, text in v1.items()}})
+    assert memory_limit(tmp_path / "proc", tmp_path / "cgroup") == 7000
+    write(tmp_path, {"cgroup/memory/a/memory.limit_in_bytes": "lots"})
+    assert memory_limit(tmp_path / "proc", tmp_path / "cgroup") is None
+    assert memory_limit(tmp_path / "none", tmp_path / "cgroup") is None
 
 
 def test_without_proc_half_of_the_physical_memory(tmp_path):
