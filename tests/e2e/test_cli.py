@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tiny_models import TINY_MODELS, write_folder
@@ -140,6 +141,75 @@ def test_help_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
     assert "generate" in ramet("--help").stdout
     assert re.fullmatch(r"ramet \d+\.\d+\.\d+\n", ramet("--version").stdout)
+
+
+@pytest.mark.parametrize("args", [("--version",), ("--help",), (), ("serve", "--help"), ("generate", "--help=all")])
+def test_what_only_tells_loads_little(args: tuple[str, ...]) -> None:
+    """Modules are counted, not seconds, which another process can take."""
+    code = "import sys\nfrom ramet.cli import main\ntry: main()\nexcept SystemExit: pass\nprint('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "ramet.cli" in loaded, done.stderr
+    assert not loaded & {"numpy", "tokenizers", "jinja2", "rich", "yaml", "asyncio", "msgspec", "uvicorn", "ramet._native"}
+    assert {name for name in loaded if name.startswith("ramet.")} <= LIGHT
+    assert len(loaded) < 260
+
+
+LIGHT = {"ramet.errors", "ramet.config", "ramet.cli"} | {
+    f"ramet.cli.{name}" for name in ("serve", "generate", "options", "help", "config_file", "progress")
+}
+
+
+def test_model_and_prompt_without_flags(folder: str) -> None:
+    done = ramet("generate", folder, "hello", "--temperature", "0", "--max-tokens", "2", "--json")
+    assert json.loads(done.stdout)["prompt_tokens"] == 5
+    assert ramet("chat", folder, stdin="/exit\n").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("generate",), "PROMPT, or MODEL and PROMPT, are wanted, not 0 words"),
+        (("generate", "Once", "upon", "a"), "a prompt with spaces is in quotes"),
+        (("generate", "./m", "x", "--model", "./other"), "Two models are named"),
+        (("chat", "./m", "--model", "./other"), "Two models are named"),
+        (("serve", "./m", "./n"), "extra argument"),
+    ],
+)
+def test_wrong_words_are_usage_errors(args: tuple[str, ...], words: str) -> None:
+    done = ramet(*args)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_options_come_from_a_file(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "ramet.yaml"
+    file.write_text(f"model: {folder}\npage-size: 8\nport: 9000\nprefix_cache: none\n")
+    done = ramet("chat", "--config", str(file), "--max-tokens", "2", stdin="hello\nand again\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ *num_hit_tokens  0$", done.stdout, re.MULTILINE)
+    assert ramet("generate", "x", "--config", str(file), "--page-size", "0").stderr.startswith(
+        "ramet: page_size is a whole number"
+    )
+    file.write_text("page-sise: 8")
+    done = ramet("generate", "x", "--config", str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "unknown key 'page-sise'; nearest: page-size" in done.stderr
+
+
+def test_variables_that_set_nothing_are_refused() -> None:
+    done = ramet("generate", "x", RAMET_PAGESIZE="8")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ramet: the variable RAMET_PAGESIZE sets nothing; nearest: RAMET_PAGE_SIZE, ")
+
+
+def test_doctor_tells_without_secrets(tmp_path: Path) -> None:
+    done = ramet("doctor", "--json", RAMET_API_KEY="canary", RAMET_ISA="generic", RAMET_CACHE=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["kernels"].startswith("generic of ")
+    assert found["demo model"].startswith("not there")
+    assert "canary" not in done.stdout
 
 
 def test_chat_keeps_its_history_in_the_tree(folder: str) -> None:

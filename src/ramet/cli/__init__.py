@@ -1,25 +1,34 @@
-"""The ``ramet`` command. Heavy modules load when a command runs, so that ``--help`` answers at once."""
+"""The ``ramet`` command. Commands load when they are named, and heavy modules when they run: ``--help`` answers at once."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 
 import click
 
-from ramet.cli.bench import bench
-from ramet.cli.chat import chat
-from ramet.cli.generate import generate
 from ramet.errors import RametError
 
 __all__ = ["app", "main"]
 
-_EXAMPLES = """\b
-Examples:
-  ramet generate --chat "What is the capital of France?" --temperature 0
-  ramet chat
-  ramet generate "Once upon a time" --model ./Qwen2.5-0.5B-Instruct --json
+_COMMANDS = {  # each is what its module under ramet.cli has of its name
+    "serve": "Serve a model over HTTP, with OpenAI's and Anthropic's API.",
+    "chat": "Talk to a model.",
+    "generate": "Complete one prompt.",
+    "bench": "Measure the parts, or a server.",
+    "doctor": "Show versions, machine and limits, for a bug report.",
+}
+_FRONT = """\
+Ramet is an LLM serving engine whose KV cache is a tree: what is in memory is
+not computed again, and the same request gives the same bits.
+
+  ramet chat                             talk to a small demo model
+  ramet serve ./Qwen2.5-0.5B-Instruct    OpenAI's API on http://127.0.0.1:8000
+  ramet generate --chat "What is a ramet?" --temperature 0
+
+Commands:
 """
 
 
@@ -31,16 +40,41 @@ def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> Non
         ctx.exit()
 
 
-@click.group(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+class _Front(click.Group):
+    """What ``ramet`` alone says: what it is, how it is used, and its commands, on less than a screen."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(_FRONT)
+        for name, text in _COMMANDS.items():
+            formatter.write(f"  {name:<10}{text}\n")
+        formatter.write("ramet COMMAND --help shows its flags; ramet --version.\n")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(import_module(f"ramet.cli.{name}"), name)
+        return command if isinstance(command, click.Command) else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command: {args[0]}. There are {', '.join(_COMMANDS)}.")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Front,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
-def app() -> None:
-    """An LLM serving engine whose KV cache is a tree. What is still in memory is not computed again, and the same request
-    gives the same bits, whatever else runs.
-    """
-
-
-for _command in (generate, chat, bench):
-    app.add_command(_command)
+@click.pass_context
+def app(ctx: click.Context) -> None:
+    """An LLM serving engine whose KV cache is a tree."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def _settle_streams() -> None:
@@ -59,7 +93,7 @@ def main() -> None:
     """Entry point: errors are one line on stderr and exit code 1, Ctrl-C is 130."""
     _settle_streams()
     try:
-        app()
+        app(prog_name="ramet")
         sys.stdout.flush()
     except RametError as error:
         click.echo(f"ramet: {error}", err=True)

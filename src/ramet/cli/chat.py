@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramet.cli.options import GroupedCommand, GroupedOption, with_engine_options, with_sampling_options
+from ramet.cli.help import GroupedCommand, GroupedOption
+from ramet.cli.options import with_engine_options, with_named_model, with_sampling_options
 from ramet.cli.progress import loading_progress
 from ramet.config import EngineConfig
 from ramet.errors import InvalidRequest
@@ -24,12 +25,18 @@ _HELP = "/reset starts over, /stats shows the cache, /exit leaves; Ctrl-C stops 
 
 
 @click.command(cls=GroupedCommand)
+@click.argument("model_name", metavar="[MODEL]", required=False)
 @click.option("--system", cls=GroupedOption, group="prompt", help="system message")
-@click.option("--max-tokens", type=int, cls=GroupedOption, group="sampling", help="tokens of an answer at most")
+@click.option(
+    "--max-tokens", type=int, cls=GroupedOption, group="sampling", help="tokens of an answer at most", unset="what fits"
+)
 @with_sampling_options
 @with_engine_options
-def chat(*, system: str | None, max_tokens: int | None, sampling: dict[str, Any], config: EngineConfig) -> None:
-    """Talk to the model."""
+def chat(
+    *, model_name: str | None, system: str | None, max_tokens: int | None, sampling: dict[str, Any], config: EngineConfig
+) -> None:
+    """Talk to MODEL, or to the demo model."""
+    config = with_named_model(config, model_name)
     from ramet.llm import LLM
 
     with loading_progress() as report:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramet.cli.options import GroupedCommand, GroupedOption, with_engine_options, with_sampling_options
+from ramet.cli.help import GroupedCommand, GroupedOption
+from ramet.cli.options import with_engine_options, with_named_model, with_sampling_options
 from ramet.cli.progress import loading_progress
 from ramet.config import EngineConfig
 from ramet.errors import InvalidRequest
@@ -21,16 +22,16 @@ __all__ = ["generate"]
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("prompt")
+@click.argument("words", metavar="[MODEL] PROMPT", nargs=-1)
 @click.option("--chat", is_flag=True, cls=GroupedOption, group="prompt", help="send PROMPT as a user's message")
 @click.option("--system", cls=GroupedOption, group="prompt", help="system message, with --chat")
-@click.option("--max-tokens", cls=GroupedOption, group="sampling", default=256, show_default=True, help="most tokens to generate")
+@click.option("--max-tokens", cls=GroupedOption, group="sampling", default=256, help="most tokens to generate")
 @with_sampling_options
 @click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="output", help="one JSON object instead of text")
 @with_engine_options
 def generate(
     *,
-    prompt: str,
+    words: tuple[str, ...],
     chat: bool,
     system: str | None,
     max_tokens: int,
@@ -38,7 +39,13 @@ def generate(
     as_json: bool,
     config: EngineConfig,
 ) -> None:
-    """Complete PROMPT (- reads it from standard input) and print the answer as it comes."""
+    """Complete PROMPT (- is standard input); print the answer as it comes."""
+    if not 1 <= len(words) <= 2:
+        raise click.UsageError(
+            f"PROMPT, or MODEL and PROMPT, are wanted, not {len(words)} words; a prompt with spaces is in quotes."
+        )
+    *names, prompt = words
+    config = with_named_model(config, names[0] if names else None)
     text = sys.stdin.read() if prompt == "-" else prompt
     if system is not None and not chat:
         raise InvalidRequest("--system needs --chat", "system")
