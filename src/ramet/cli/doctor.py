@@ -75,7 +75,10 @@ def _packages() -> str:
 
 
 def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Model"))]
     return named[0] if named else platform.processor() or "unknown"
 
