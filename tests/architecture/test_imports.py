@@ -11,6 +11,7 @@ import tomllib
 from source_tree import ROOT, imports, source_modules
 
 HEAVY = {"torch", "triton", "ray", "transformers", "tensorflow", "jax"}
+DISTRIBUTIONS = {"yaml": "pyyaml"}  # where the name to install is another
 BROUGHT_ALONG = {"huggingface_hub": "tokenizers"}  # used directly, installed by another (docs/decisions/0001)
 
 _IMPORT_ALL = """
@@ -45,7 +46,7 @@ def test_third_party_modules_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     used = {found.top for module in source_modules() for found in imports(module)}
-    outside = used - set(sys.stdlib_module_names) - {"ramet"}
+    outside = {DISTRIBUTIONS.get(name, name) for name in used - set(sys.stdlib_module_names) - {"ramet"}}
     assert outside - set(BROUGHT_ALONG) <= declared
     assert declared <= outside, "a dependency that nothing imports"
 
