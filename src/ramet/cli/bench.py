@@ -1,15 +1,20 @@
-"""``ramet bench``: what the parts cost, measured."""
+"""``ramet bench``: what the parts cost, and what a server makes of a load, measured."""
 
 from __future__ import annotations
 
 import click
+
+from ramet.cli.bench_serve import serve
 
 __all__ = ["bench"]
 
 
 @click.group()
 def bench() -> None:
-    """Measure the parts."""
+    """Measure the parts, or a server."""
+
+
+bench.add_command(serve)
 
 
 @bench.command("cache")

@@ -1,0 +1,1 @@
+"""A black-box load generator for servers that speak OpenAI's API: workloads, an HTTP client, the driver, the figures."""
