@@ -15,7 +15,7 @@ from ramet.server.client import Generation
 from ramet.server.errors import ApiError, Problem, problem_of
 from ramet.server.gate import request_id_of
 
-__all__ = ["EventStream", "Piece", "answered", "pieces", "sse"]
+__all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse"]
 
 PING_AFTER_S = 10.0  # without a word; proxies close what is silent for a minute
 _PING = b": ping\n\n"
@@ -56,6 +56,7 @@ async def pieces(generation: Generation) -> AsyncIterator[list[Piece]]:
             given[answer.index] = (len(answer.text), len(answer.token_ids))
             if answer.finish_reason is not None:
                 ended.add(answer.index)
+                _check_whole(generation)
             news.append(
                 Piece(
                     answer,
@@ -70,6 +71,29 @@ async def pieces(generation: Generation) -> AsyncIterator[list[Piece]]:
             yield news
             return
         yield news
+
+
+async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, list[Piece]]]:
+    """The same of several generations, each list with the place of the one that has grown."""
+    if len(generations) == 1:
+        async for news in pieces(generations[0]):
+            yield 0, news
+        return
+    readers = [pieces(generation) for generation in generations]
+    tasks = {asyncio.ensure_future(anext(reader)): i for i, reader in enumerate(readers)}
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ends = {task: task.exception() for task in done}  # all looked at, since the first that is raised ends the loop
+            for task in sorted(done, key=tasks.__getitem__):
+                i = tasks.pop(task)
+                if isinstance(ends[task], StopAsyncIteration):
+                    continue
+                yield i, task.result()
+                tasks[asyncio.ensure_future(anext(readers[i]))] = i
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def answered(generations: Sequence[Generation], receive: Receive) -> list[RequestOutput]:

@@ -89,10 +89,12 @@ class Translator:
 
         return await self.run(work)
 
-    def sampling(self, fields: Mapping[str, Any]) -> SamplingParams:
-        """The model's own defaults with those fields on top that are not None."""
+    def sampling(self, fields: Mapping[str, Any], *, default_max_tokens: int | None = None) -> SamplingParams:
+        """The model's own defaults with those fields on top that are not None. Without ``max_tokens`` all that fits is meant,
+        or what the dialect has for its default.
+        """
         given = {name: value for name, value in fields.items() if value is not None}
-        sampling = SamplingParams(**{**self._text.generation_defaults, **given})
+        sampling = SamplingParams(**{"max_tokens": default_max_tokens, **self._text.generation_defaults, **given})
         if sampling.stops and self._text.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         return sampling

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
-from ramet.errors import InvalidRequest, shown
+from ramet.errors import InvalidRequest
 
-__all__ = ["decode_body"]
+__all__ = ["decode_body", "ignored_header"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LARGE_BYTES = 1 << 16
 _MAX_CONTAINERS = 50_000  # lists and objects: decoding that many takes some 20 ms, for which nobody else is served
 _WHERE = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(\w+)`$")
+_NO_HEADER = re.compile(r"[^A-Za-z0-9_.\-]")
+_MAX_NAMED = 16
+_MAX_NAME_CHARS = 60
 
 
 def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
@@ -35,12 +40,24 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     except RecursionError:
         raise InvalidRequest("the body is nested too deep") from None
     known = set(kind.__struct_encode_fields__)
-    return request, [shown(name, 60) for name in fields if name not in known]
+    return request, [name for name in fields if name not in known]
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names the fields which were ignored, as far as a header can; none where there are none."""
+    if not names:
+        return {}
+    told = [_NO_HEADER.sub("?", name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMED]]
+    if len(names) > _MAX_NAMED:
+        told.append(f"and {len(names) - _MAX_NAMED} more")
+    return {"x-ramet-ignored": ", ".join(told)}
 
 
 def _invalid(message: str) -> InvalidRequest:
     """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"."""
     found = _WHERE.match(message)
+    if (missing := _MISSING.match(message)) is not None:
+        return InvalidRequest(f"{missing[1]} is missing", missing[1])
     if found is None:
         return InvalidRequest(_lowered(message))
     where = found["where"].removeprefix("[...]").lstrip(".") or None

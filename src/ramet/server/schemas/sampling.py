@@ -10,6 +10,8 @@ from ramet.errors import InvalidRequest, shown
 
 __all__ = ["SamplingFields"]
 
+_MAX_BIASES = 4096
+
 
 class SamplingFields(msgspec.Struct, kw_only=True):
     """OpenAI's fields and the extra ones in wide use, by their names on the wire. None, null and left out are one."""
@@ -42,6 +44,8 @@ def _by_token_id(bias: dict[str, float] | None) -> dict[int, float] | None:
     """JSON has only texts for keys."""
     if bias is None:
         return None
+    if len(bias) > _MAX_BIASES:
+        raise InvalidRequest(f"logit_bias has {len(bias):,} entries, over {_MAX_BIASES:,}", "logit_bias")
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise InvalidRequest(f"logit_bias has the key {shown(key)}; keys are token ids", "logit_bias")
