@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ramet.config import ServerConfig
 from ramet.server.errors import ApiError, dialect_of, error_response, problem_of
 
-__all__ = ["Caller", "Gate", "Keys", "body_of", "caller_of", "request_id_of"]
+__all__ = ["Caller", "Gate", "Keys", "body_of", "caller_of", "is_draining", "request_id_of"]
 
 _log = logging.getLogger("ramet.server")
 _OPEN_PATHS = frozenset({"/health", "/"})
@@ -81,6 +81,7 @@ class Gate:
         path, method = scope["path"], scope["method"]
         headers = _Headers(scope)
         scope["ramet.request_id"] = request_id = _request_id(headers.get("x-request-id"))
+        scope["ramet.is_draining"] = self.is_draining
         has_begun = False
 
         async def answer(message: Message) -> None:
@@ -190,6 +191,12 @@ def request_id_of(scope: Scope) -> str:
     """The request's id in logs and in ``x-request-id``: the client's own where it is a sound one. Never a key to anything."""
     request_id: str = scope["ramet.request_id"]
     return request_id
+
+
+def is_draining(scope: Scope) -> bool:
+    """Whether the server was stopping when the request came."""
+    draining: bool = scope["ramet.is_draining"]
+    return draining
 
 
 def body_of(scope: Scope) -> bytes:
