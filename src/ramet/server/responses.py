@@ -1,0 +1,207 @@
+"""``POST /v1/responses``: OpenAI's Responses, of which nothing is stored."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator
+from operator import itemgetter
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ramet.core.sampling import SamplingParams
+from ramet.engine.assemble import Logprob
+from ramet.server.client import Generation, Prompted
+from ramet.server.errors import Dialect, Problem, error_event
+from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.schemas.body import decode_body, ignored_header
+from ramet.server.schemas.responses import (
+    Incomplete,
+    InputDetails,
+    ItemEvent,
+    OutputDetails,
+    OutputMessage,
+    OutputText,
+    PartEvent,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseReply,
+    ResponseRequest,
+    ResponseUsage,
+    Status,
+    StreamEvent,
+    TextDelta,
+    TextDone,
+    TextFormat,
+    TextOptions,
+    TokenLogprob,
+    TopLogprob,
+)
+from ramet.server.services import services_of
+from ramet.server.stream import EventStream, Piece, answered, pieces, sse
+from ramet.server.translate import namespace_of
+from ramet.text.tokenizer import Tokenizer
+
+__all__ = ["create_response"]
+
+_TEXT = TextOptions(TextFormat("text"))
+
+
+async def create_response(request: Request) -> Response | EventStream:
+    """Answer one request, whole or as events. What is wrong with it raises before anything is sent."""
+    scope = request.scope
+    services = services_of(scope)
+    asked, unknown = decode_body(body_of(scope), ResponseRequest)
+    asked.check_served()
+    model = services.model(asked.model)
+    sampling = services.translator.sampling(asked.chosen_by())
+    encoded = await services.translator.chat(
+        asked.chat_messages(), tools=asked.chat_tools(), variables=asked.chat_template_kwargs
+    )
+    prompted = Prompted(
+        token_ids=encoded.token_ids,
+        sampling=sampling,
+        text=encoded.text,
+        namespace=namespace_of(caller_of(scope), asked.cache_salt),
+        priority=asked.priority or 0,
+        names=frozenset({request_id_of(scope)}),
+    )
+    begun = _begun(asked, model, sampling)
+    (generation,) = services.client.submit([prompted], begun.id)
+    answer = _Answer(generation, begun, services.translator.tokenizer, sampling.logprobs or 0, request_id_of(scope))
+    headers = ignored_header([*unknown, *asked.unserved()])
+    if asked.stream:
+        return EventStream(answer.events(), [generation], answer.failed, headers)
+    await answered([generation], request.receive)
+    return Response(msgspec.json.encode(answer.whole()), headers=headers, media_type="application/json")
+
+
+def _begun(asked: ResponseRequest, model: str, sampling: SamplingParams) -> ResponseReply:
+    """The response as it is before its first token."""
+    return ResponseReply(
+        id=f"resp_{uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        model=model,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        metadata=asked.metadata or {},
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        prompt_cache_key=asked.prompt_cache_key,
+        safety_identifier=asked.safety_identifier,
+        temperature=sampling.temperature,
+        text=_TEXT if asked.text is None or asked.text.format is None else TextOptions(asked.text.format),
+        tool_choice=asked.tool_choice or "auto",
+        tools=asked.tools or [],
+        top_logprobs=asked.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=msgspec.UNSET if asked.user is None else asked.user,
+    )
+
+
+class _Answer:
+    """One response in the making. Its events are numbered from 0, without a gap."""
+
+    def __init__(
+        self, generation: Generation, begun: ResponseReply, tokenizer: Tokenizer, num_best: int, request_id: str
+    ) -> None:
+        self._generation = generation
+        self._begun = begun
+        self._tokenizer = tokenizer
+        self._num_best = num_best
+        self._request_id = request_id
+        self._item_id = f"msg_{uuid.uuid4().hex}"
+        self._numbers = itertools.count()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The stream, in OpenAI's order. It starts once the engine has begun."""
+        has_begun = False
+        async for news in pieces(self._generation):
+            if not has_begun:
+                has_begun = True
+                yield self._opening()
+            for piece in news:
+                if piece.text or piece.logprobs:
+                    yield self._delta(piece)
+        yield self._closing()
+
+    def whole(self) -> ResponseReply:
+        """The response at its end."""
+        output = self._generation.output
+        (answer,), usage = output.outputs, output.usage
+        is_cut = answer.finish_reason == "length"
+        status: Status = "incomplete" if is_cut else "completed"
+        return msgspec.structs.replace(
+            self._begun,
+            status=status,
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
+            output=[self._item(status, OutputText(answer.text, self._logprobs(answer.logprobs or [])))],
+            usage=ResponseUsage(
+                input_tokens=usage.prompt_tokens,
+                input_tokens_details=InputDetails(usage.cached_tokens),
+                output_tokens=usage.completion_tokens,
+                output_tokens_details=OutputDetails(),
+                total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            ),
+        )
+
+    def failed(self, problem: Problem) -> bytes:
+        """The end of a stream that cannot go on: clients wait for either event, so both are told."""
+        error = error_event(problem, Dialect.RESPONSES, self._request_id, self._next())
+        failure = ResponseFailure("server_error", problem.message)
+        reply = msgspec.structs.replace(self._begun, status="failed", error=failure)
+        return error + _event(ResponseEvent("response.failed", self._next(), reply))
+
+    def _opening(self) -> bytes:
+        empty = OutputText("", [])
+        return b"".join(
+            (
+                _event(ResponseEvent("response.created", self._next(), self._begun)),
+                _event(ResponseEvent("response.in_progress", self._next(), self._begun)),
+                _event(ItemEvent("response.output_item.added", self._next(), self._item("in_progress"))),
+                _event(PartEvent("response.content_part.added", self._next(), self._item_id, empty)),
+            )
+        )
+
+    def _delta(self, piece: Piece) -> bytes:
+        logprobs = self._logprobs(piece.logprobs)
+        return _event(TextDelta("response.output_text.delta", self._next(), self._item_id, piece.text, logprobs))
+
+    def _closing(self) -> bytes:
+        reply = self.whole()
+        (item,) = reply.output
+        (part,) = item.content
+        return b"".join(
+            (
+                _event(TextDone("response.output_text.done", self._next(), self._item_id, part.text, part.logprobs)),
+                _event(PartEvent("response.content_part.done", self._next(), self._item_id, part)),
+                _event(ItemEvent("response.output_item.done", self._next(), item)),
+                _event(ResponseEvent(f"response.{reply.status}", self._next(), reply)),
+            )
+        )
+
+    def _next(self) -> int:
+        return next(self._numbers)
+
+    def _item(self, status: Status, *content: OutputText) -> OutputMessage:
+        return OutputMessage(self._item_id, status, list(content))
+
+    def _logprobs(self, found: list[dict[int, Logprob]]) -> list[TokenLogprob]:
+        return [self._token(one) for one in found]
+
+    def _token(self, by_id: dict[int, Logprob]) -> TokenLogprob:
+        """The chosen token is the first; the best are as many as were asked for, it among them or not."""
+        chosen, *_ = told = [self._top(token_id, one) for token_id, one in by_id.items()]
+        ranks = [one.rank for one in by_id.values()]
+        best = [top for _, top in sorted(zip(ranks, told, strict=True), key=itemgetter(0))][: self._num_best]
+        return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, best)
+
+    def _top(self, token_id: int, one: Logprob) -> TopLogprob:
+        return TopLogprob(one.decoded_token, one.logprob, list(self._tokenizer.token_bytes(token_id)))
+
+
+def _event(event: StreamEvent) -> bytes:
+    return sse(event, event.type)
