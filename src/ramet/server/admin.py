@@ -117,10 +117,7 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """GET /v1/models/{model}: any name that requests may use."""
     services = services_of(request.scope)
-    name = request.path_params["model"]
-    if name not in services.model_names:
-        raise ApiError(404, "this server has no model of that name; GET /v1/models lists what it has", code="model_not_found")
-    return _json(_model(services, name))
+    return _json(_model(services, services.model(request.path_params["model"])))
 
 
 def _model(services: Services, name: str) -> Model:

@@ -1,0 +1,312 @@
+"""The endpoints that are neither OpenAI's nor Anthropic's: /tokenize and /detokenize are vLLM's, /generate is SGLang's."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ramet.core.sampling import SamplingParams
+from ramet.engine.assemble import CompletionOutput, Logprob
+from ramet.errors import InvalidRequest
+from ramet.server.client import Generation, Prompted
+from ramet.server.errors import Dialect, Problem, error_event
+from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.schemas.body import decode_body, ignored_header
+from ramet.server.schemas.native import (
+    Detokenized,
+    DetokenizeRequest,
+    Ending,
+    GenerateAnswer,
+    GenerateRequest,
+    GenerateSampling,
+    MetaInfo,
+    NamedLogprob,
+    Tokenized,
+    TokenizeRequest,
+)
+from ramet.server.services import Services, services_of
+from ramet.server.stream import EventStream, answered, pieces_of, sse
+from ramet.server.translate import Encoded, Translator, namespace_of
+
+__all__ = ["detokenize", "generate", "tokenize"]
+
+_DEFAULT_MAX_TOKENS = 128  # SGLang's
+_MAX_PROMPTS = 1024
+_MAX_NAME_CHARS = 256
+_UNSUPPORTED = (
+    "image_data",
+    "video_data",
+    "audio_data",
+    "input_embeds",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+)
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+def _json(told: msgspec.Struct | Sequence[msgspec.Struct], ignored: Sequence[str]) -> Response:
+    return Response(msgspec.json.encode(told), headers=ignored_header(ignored), media_type="application/json")
+
+
+# ---- tokens and text
+
+
+async def tokenize(request: Request) -> Response:
+    """POST /tokenize: the token ids of a prompt or of a conversation, as this model would be given them."""
+    services = services_of(request.scope)
+    wanted, ignored = decode_body(body_of(request.scope), TokenizeRequest)
+    services.model(wanted.model)
+    max_model_len = services.client.limits.max_model_len
+    token_ids = await _token_ids(services.translator, wanted)
+    tokenizer = services.translator.tokenizer
+    token_strs = [tokenizer.token_text(token_id) for token_id in token_ids] if wanted.return_token_strs else None
+    told = Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=token_strs)
+    return _json(told, ignored)
+
+
+async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[int]:
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise InvalidRequest("send either a prompt or messages", "prompt")
+    if wanted.chat_template is not None:
+        raise InvalidRequest("a request may not bring a chat template; the server's is used (--chat-template)", "chat_template")
+    if wanted.prompt is not None:
+        prompt, special = wanted.prompt, wanted.add_special_tokens is not False
+        tokenizer = translator.tokenizer
+        return await translator.run(lambda: tokenizer.encode(prompt, add_special_tokens=special))
+    if wanted.add_special_tokens:
+        raise InvalidRequest("the chat template adds the special tokens of a conversation; leave this out", "add_special_tokens")
+    encoded = await translator.chat(
+        wanted.messages or [],
+        tools=wanted.tools,
+        add_generation_prompt=wanted.add_generation_prompt and not wanted.continue_final_message,
+        continue_final_message=wanted.continue_final_message,
+        variables=wanted.chat_template_kwargs,
+    )
+    return list(encoded.token_ids)
+
+
+async def detokenize(request: Request) -> Response:
+    """POST /detokenize: the text of token ids, special ones among them."""
+    services = services_of(request.scope)
+    wanted, ignored = decode_body(body_of(request.scope), DetokenizeRequest)
+    services.model(wanted.model)
+    vocab_size = services.client.limits.vocab_size
+    for token_id in wanted.tokens:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"tokens has {token_id}; this model's token ids are 0 to {vocab_size - 1}", "tokens")
+    tokenizer = services.translator.tokenizer
+    text = await services.translator.run(lambda: tokenizer.decode(wanted.tokens, skip_special_tokens=False))
+    return _json(Detokenized(prompt=text), ignored)
+
+
+# ---- /generate
+
+
+async def generate(request: Request) -> Response | EventStream:
+    """POST /generate: one prompt or several, answered whole or as a stream of all that has been said so far."""
+    services = services_of(request.scope)
+    wanted, ignored = decode_body(body_of(request.scope), GenerateRequest)
+    batch = await _submit(request, services, wanted)
+    if wanted.stream:
+        request_id = request_id_of(request.scope)
+
+        def failed(problem: Problem) -> bytes:
+            return error_event(problem, Dialect.OPENAI, request_id)
+
+        return EventStream(_events(batch), batch.generations, failed, ignored_header(ignored))
+    await answered(batch.generations, request.receive)
+    told = batch.answers()
+    return _json(told[0] if batch.is_single else told, ignored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The prompts of one request on their way. ``names`` are what their answers are called, one a prompt."""
+
+    wanted: GenerateRequest
+    generations: list[Generation]
+    names: list[str]
+    is_list: bool
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the answer is an object, where otherwise it is a list."""
+        return not self.is_list and len(self.generations[0].output.outputs) == 1
+
+    def answers(self) -> list[GenerateAnswer]:
+        return [
+            self.answer(position, answer)
+            for position, generation in enumerate(self.generations)
+            for answer in generation.output.outputs
+        ]
+
+    def answer(self, position: int, answer: CompletionOutput) -> GenerateAnswer:
+        """One answer as far as it is there, of the prompt at ``position``."""
+        generation = self.generations[position]
+        return GenerateAnswer(
+            text=answer.text, output_ids=answer.token_ids, meta_info=_meta(self.wanted, self.names[position], generation, answer)
+        )
+
+    def index(self, position: int, answer: CompletionOutput) -> int:
+        """Its place among all answers of the request: those of the first prompt come first."""
+        return sum(len(generation.output.outputs) for generation in self.generations[:position]) + answer.index
+
+
+async def _submit(request: Request, services: Services, wanted: GenerateRequest) -> _Batch:
+    for name in _UNSUPPORTED:
+        if getattr(wanted, name) is not None:
+            raise InvalidRequest(f"{name} is not supported; send text or input_ids", name)
+    prompts, is_list = await _prompts(services.translator, wanted)
+    sampling = _samplings(services.translator, wanted, len(prompts))
+    own_id = f"gen-{uuid.uuid4().hex}"
+    names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
+    namespace = namespace_of(caller_of(request.scope), wanted.cache_salt)
+    prompted = [
+        Prompted(
+            token_ids=prompt.token_ids,
+            text=prompt.text,
+            sampling=one,
+            namespace=namespace,
+            priority=wanted.priority or 0,
+            names=frozenset({name, own_id, request_id_of(request.scope)}),
+        )
+        for prompt, one, name in zip(prompts, sampling, names, strict=True)
+    ]
+    return _Batch(wanted, services.client.submit(prompted, own_id), names, is_list)
+
+
+async def _prompts(translator: Translator, wanted: GenerateRequest) -> tuple[list[Encoded], bool]:
+    """The prompts, and whether they came as a list."""
+    if (wanted.text is None) == (wanted.token_ids is None):
+        raise InvalidRequest("send either text or input_ids", "text")
+    if wanted.token_ids is not None:
+        return _given_prompts(wanted.token_ids)
+    texts = wanted.text if isinstance(wanted.text, list) else [wanted.text or ""]
+    _check_count(len(texts), "text")
+    tokenizer = translator.tokenizer
+    return await translator.run(lambda: [Encoded(tokenizer.encode(one), one) for one in texts]), isinstance(wanted.text, list)
+
+
+def _given_prompts(token_ids: list[int | list[int]]) -> tuple[list[Encoded], bool]:
+    lists = [one for one in token_ids if isinstance(one, list)]
+    if not lists:
+        return [Encoded([one for one in token_ids if isinstance(one, int)], None)], False
+    if len(lists) < len(token_ids):
+        raise InvalidRequest("input_ids is a list of token ids, or a list of such lists", "input_ids")
+    _check_count(len(lists), "input_ids")
+    return [Encoded(one, None) for one in lists], True
+
+
+def _check_count(num_prompts: int, param: str) -> None:
+    if not 0 < num_prompts <= _MAX_PROMPTS:
+        raise InvalidRequest(f"{param} has {num_prompts:,} prompts; send 1 to {_MAX_PROMPTS:,} at a time", param)
+
+
+def _names(wanted: GenerateRequest, num_prompts: int) -> list[str]:
+    """The caller's own ids, one a prompt; none where it gave none."""
+    if wanted.names is None:
+        return []
+    names = [wanted.names] * num_prompts if isinstance(wanted.names, str) else wanted.names
+    if len(names) != num_prompts:
+        raise InvalidRequest(f"rid has {len(names)} ids for {num_prompts} prompts", "rid")
+    if not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
+        raise InvalidRequest(f"a rid is a text of 1 to {_MAX_NAME_CHARS} characters", "rid")
+    return names
+
+
+def _samplings(translator: Translator, wanted: GenerateRequest, num_prompts: int) -> list[SamplingParams]:
+    """One a prompt."""
+    params = wanted.sampling_params
+    if not isinstance(params, list):
+        return [_sampling(translator, wanted, params or GenerateSampling())] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequest(f"sampling_params has {len(params)} entries for {num_prompts} prompts", "sampling_params")
+    return [_sampling(translator, wanted, one) for one in params]
+
+
+def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateSampling) -> SamplingParams:
+    for name in _CONSTRAINTS:
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"{name} is not supported yet; leave it out", name)
+    fields = params.sampling_fields()
+    renamed = {
+        "n": params.n,
+        "max_tokens": _DEFAULT_MAX_TOKENS if params.max_new_tokens is None else params.max_new_tokens,
+        "min_tokens": params.min_new_tokens,
+        "seed": params.sampling_seed,
+        "include_stop_str_in_output": params.no_stop_trim,
+    }
+    if wanted.return_logprob:
+        renamed["logprobs"] = wanted.top_logprobs_num
+        renamed["prompt_logprobs"] = wanted.top_logprobs_num if wanted.logprob_start_len >= 0 else None
+    return translator.sampling(fields | {name: value for name, value in renamed.items() if value is not None})
+
+
+async def _events(batch: _Batch) -> AsyncIterator[bytes]:
+    async for position, news in pieces_of(batch.generations):
+        for piece in news:
+            told = batch.answer(position, piece.answer)
+            if not batch.is_single:
+                told.index = batch.index(position, piece.answer)
+            yield sse(told)
+    yield b"data: [DONE]\n\n"
+
+
+def _meta(wanted: GenerateRequest, name: str, generation: Generation, answer: CompletionOutput) -> MetaInfo:
+    usage = generation.output.usage
+    meta = MetaInfo(
+        id=name,
+        finish_reason=_ending(generation, answer),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=len(answer.token_ids),
+        cached_tokens=usage.cached_tokens,
+    )
+    if generation.finished_s is not None:
+        meta.e2e_latency = max(0.0, generation.finished_s - generation.request.arrival_s)
+    if answer.logprobs is not None:
+        with_text = wanted.return_text_in_logprobs
+        meta.output_token_logprobs = [_chosen(entry, with_text) for entry in answer.logprobs]
+        if wanted.top_logprobs_num:
+            meta.output_top_logprobs = [_best(entry, wanted.top_logprobs_num, with_text) for entry in answer.logprobs]
+        meta.input_token_logprobs = _of_prompt(wanted, generation)
+    return meta
+
+
+def _ending(generation: Generation, answer: CompletionOutput) -> Ending | None:
+    match answer.finish_reason:
+        case None:
+            return None
+        case "stop":
+            last = answer.token_ids[-1] if answer.token_ids else None
+            return Ending(type="stop", matched=last if answer.stop_reason is None else answer.stop_reason)
+        case "length":
+            return Ending(type="length", length=generation.request.max_tokens)
+        case reason:
+            return Ending(type="abort" if reason == "abort" else "error")
+
+
+def _of_prompt(wanted: GenerateRequest, generation: Generation) -> list[NamedLogprob]:
+    """Those of the prompt's tokens from ``logprob_start_len`` on; its first token has none."""
+    entries = generation.output.prompt_logprobs or []
+    first = generation.output.prompt_token_ids[0]
+    named: list[NamedLogprob] = [
+        (None, first, None) if entry is None else _chosen(entry, wanted.return_text_in_logprobs) for entry in entries
+    ]
+    return named[max(0, wanted.logprob_start_len) :]
+
+
+def _chosen(entry: dict[int, Logprob], with_text: bool) -> NamedLogprob:
+    """The token that stands there is the first of its entry."""
+    token_id, one = next(iter(entry.items()))
+    return (one.logprob, token_id, one.decoded_token if with_text else None)
+
+
+def _best(entry: dict[int, Logprob], count: int, with_text: bool) -> list[NamedLogprob]:
+    best = sorted(entry.items(), key=lambda item: item[1].rank)[:count]
+    return [(one.logprob, token_id, one.decoded_token if with_text else None) for token_id, one in best]
