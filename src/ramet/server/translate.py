@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
 from ramet.engine.build import TextParts
-from ramet.errors import InvalidRequest
+from ramet.errors import InvalidRequest, shown
+from ramet.server.errors import ApiError
 from ramet.server.gate import Caller
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "Translator", "namespace_of"]
+__all__ = ["Encoded", "Translator", "check_model", "namespace_of"]
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ class Translator:
     def tokenizer(self) -> Tokenizer:
         if self._text.tokenizer is None:
             raise InvalidRequest("this model has no tokenizer; send prompts as lists of token ids", "prompt")
+        return self._text.tokenizer
+
+    @property
+    def known_tokenizer(self) -> Tokenizer | None:
+        """None where the model has none: its answers are token ids alone then."""
         return self._text.tokenizer
 
     @property
@@ -98,6 +104,17 @@ class Translator:
         if sampling.stops and self._text.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         return sampling
+
+
+def check_model(name: str | None, known: Sequence[str]) -> None:
+    """Raise a 404 for a model that is not served; a request that names none means the one that is."""
+    if name and name not in known:
+        raise ApiError(
+            404,
+            f"there is no model {shown(name, 100)} here; this server has {known[0]!r}",
+            code="model_not_found",
+            param="model",
+        )
 
 
 def namespace_of(caller: Caller, cache_salt: str | None) -> Namespace:
