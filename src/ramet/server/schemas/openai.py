@@ -1,0 +1,353 @@
+"""OpenAI's chat completions and completions: what is asked and what is answered, by their names on the wire."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ramet.engine.assemble import Usage
+from ramet.errors import InvalidRequest, shown
+from ramet.server.schemas.sampling import SamplingFields
+from ramet.server.usage import Timings
+
+__all__ = [
+    "ChatChoice",
+    "ChatChunk",
+    "ChatCompletion",
+    "ChatLogprobs",
+    "ChatMessage",
+    "ChatRequest",
+    "ChunkChoice",
+    "CompletionUsage",
+    "Delta",
+    "Head",
+    "OpenAIFields",
+    "PromptLogprob",
+    "StreamOptions",
+    "TextChoice",
+    "TextCompletion",
+    "TextLogprobs",
+    "TextRequest",
+    "TokenLogprob",
+    "TopLogprob",
+]
+
+AnswerEnd = Literal["stop", "length"]
+
+_MAX_MESSAGES = 4096
+_MAX_TOOLS = 128
+_MAX_ID_CHARS = 256
+_STRUCTURED = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+)
+_REFUSED_IN_CHAT = {
+    "functions": "functions are OpenAI's old form of tools; send tools",
+    "function_call": "function_call is OpenAI's old form of tool_choice; send tool_choice",
+    "audio": "this server answers in text alone; leave audio out",
+    "chat_template": "a request cannot bring a chat template; start the server with --chat-template",
+}
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAIFields(SamplingFields, kw_only=True):
+    """What both endpoints take. The last six change nothing here: they are for billing and for stores that this is not."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    timings: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(
+            self.stream_options.include_usage or self.stream_options.continuous_usage_stats
+        )
+
+    @property
+    def tells_usage_always(self) -> bool:
+        """Whether each chunk of a stream has them."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Raise ``InvalidRequest`` for fields that contradict each other, or ask for what this server does not do."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is for streams; send stream: true, or leave it out", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs are not in streams; leave one of the two out", "prompt_logprobs")
+        if self.request_id is not None and not 0 < len(self.request_id) <= _MAX_ID_CHARS:
+            raise InvalidRequest(f"request_id is a text of 1 to {_MAX_ID_CHARS} characters", "request_id")
+        for name in _STRUCTURED:
+            if getattr(self, name) is not None:
+                raise InvalidRequest(f"{name} is not supported: this server has no structured output; leave it out", name)
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise InvalidRequest(
+                f'response_format is {{"type": "text"}}, not {shown(self.response_format.get("type"))}: this server has no '
+                "structured output; ask for it in the prompt, and check the answer",
+                "response_format",
+            )
+
+    def sampling_fields(self) -> dict[str, Any]:
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}, and they are two names "
+                "for one thing; send one of them",
+                "max_tokens",
+            )
+        fields = SamplingFields.sampling_fields(self)
+        return fields | {"n": self.n, "max_tokens": next(iter(given), None), "prompt_logprobs": self.prompt_logprobs}
+
+
+class ChatRequest(OpenAIFields, kw_only=True):
+    """``messages`` and ``tools`` are as the model's template takes them; ``ramet.text.messages`` looks into them."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+    def check(self) -> None:
+        OpenAIFields.check(self)
+        if len(self.messages) > _MAX_MESSAGES:
+            raise InvalidRequest(f"messages has {len(self.messages):,} messages, over {_MAX_MESSAGES:,}; send fewer", "messages")
+        for name, why in _REFUSED_IN_CHAT.items():
+            if getattr(self, name) is not None:
+                raise InvalidRequest(why, name)
+        for kind in self.modalities or ():
+            if kind != "text":
+                raise InvalidRequest(f"this server answers in text alone, not {shown(kind)}; leave it out", "modalities")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs: true; send both, or neither", "top_logprobs")
+        if self.tools is not None and len(self.tools) > _MAX_TOOLS:
+            raise InvalidRequest(f"tools has {len(self.tools):,} tools, over {_MAX_TOOLS}; send fewer", "tools")
+        if not (self.tool_choice is None or self.tool_choice in ("none", "auto")):
+            raise InvalidRequest(
+                f"tool_choice is 'auto' or 'none', not {shown(self.tool_choice)}: to make a model call a tool needs structured "
+                "tool calls, which this server does not have",
+                "tool_choice",
+            )
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is told of."""
+        return None if self.tool_choice == "none" else self.tools
+
+    def sampling_fields(self) -> dict[str, Any]:
+        return OpenAIFields.sampling_fields(self) | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+
+
+class TextRequest(OpenAIFields, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        OpenAIFields.check(self)
+        if self.suffix:
+            raise InvalidRequest("suffix is not supported: models here write on from a prompt, not between two", "suffix")
+        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+            raise InvalidRequest(
+                f"best_of is {shown(self.best_of)}; it can only be n, since all answers that are made are given", "best_of"
+            )
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt as a text or as token ids. Raises ``InvalidRequest`` for a list of both, and for none at all."""
+        match self.prompt:
+            case str(text):
+                return [text]
+            case []:
+                raise InvalidRequest("prompt is empty; send a text, token ids, or a list of either", "prompt")
+        kinds = set(map(type, self.prompt))
+        if kinds == {int}:
+            return [self.prompt]  # type: ignore[list-item]
+        if len(kinds) > 1:
+            raise InvalidRequest("prompt is a list of texts, of token ids, or of lists of token ids, not of several", "prompt")
+        return self.prompt  # type: ignore[return-value]
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """Prompt logprobs are what ``echo`` and ``logprobs`` mean together."""
+        asked = [k for k in (self.prompt_logprobs, self.logprobs if self.echo else None) if k is not None]
+        prompt_logprobs = max(asked, default=None)
+        return OpenAIFields.sampling_fields(self) | {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs}
+
+
+class _PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class CompletionUsage(msgspec.Struct):
+    """Token counts; those of the prompt include the cached ones."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: _PromptTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> CompletionUsage:
+        total = usage.prompt_tokens + usage.completion_tokens
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, _PromptTokensDetails(usage.cached_tokens))
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's form, in a dict by token id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class TextLogprobs(msgspec.Struct):
+    """The old form: four lists of one length. ``top_logprobs`` is empty where none were asked for."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+    def joined(self, later: TextLogprobs) -> TextLogprobs:
+        """These, and those of the text behind it."""
+        return TextLogprobs(
+            self.text_offset + later.text_offset,
+            self.token_logprobs + later.token_logprobs,
+            self.tokens + later.tokens,
+            self.top_logprobs + later.top_logprobs,
+        )
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """What all answers and chunks have; one answer's chunks have it alike."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: AnswerEnd
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Head, kw_only=True, tag_field="object", tag="chat.completion"):
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: AnswerEnd | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Head, kw_only=True, tag_field="object", tag="chat.completion.chunk"):
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: AnswerEnd | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class TextCompletion(Head, kw_only=True, tag_field="object", tag="text_completion"):
+    """A whole answer, or a chunk of one: they have one shape."""
+
+    choices: list[TextChoice]
+    usage: CompletionUsage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
