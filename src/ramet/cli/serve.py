@@ -9,6 +9,7 @@ import click
 
 from ramet.cli.help import GroupedCommand
 from ramet.cli.options import with_engine_options, with_named_model, with_server_options
+from ramet.cli.progress import loading_progress
 from ramet.config import EngineConfig, ServerConfig, is_key
 from ramet.errors import ConfigError
 
@@ -25,7 +26,7 @@ def serve(*, model_name: str | None, config: EngineConfig, server: ServerConfig)
     server = _with_file_keys(server)
     from ramet.server.serve import run
 
-    click.get_current_context().exit(run(engine=engine, server=server))
+    click.get_current_context().exit(run(engine=engine, server=server, loading=loading_progress))
 
 
 def _with_file_keys(server: ServerConfig) -> ServerConfig:

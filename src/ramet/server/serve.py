@@ -1,0 +1,199 @@
+"""The server's process: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ramet.config import EngineConfig, ServerConfig
+from ramet.engine.build import TextParts, build_text
+from ramet.engine.clock import MonotonicClock
+from ramet.errors import ConfigError
+from ramet.model.source import open_model
+from ramet.model.spec import Progress
+from ramet.server.app import build_app
+from ramet.server.client import EngineClient
+from ramet.server.gate import Gate, Keys
+from ramet.server.links import ProcessLink
+from ramet.server.metrics import Metrics
+from ramet.server.protocol import bounded_http
+from ramet.server.services import Services
+from ramet.server.translate import Translator
+
+__all__ = ["Loading", "run"]
+
+_log = logging.getLogger("ramet.server")
+
+Loading = Callable[[], AbstractContextManager[Progress]]
+
+_NO_LIMIT = 2**31  # the client bounds the queue, so the engine need not
+_DRAIN_TICK_S = 0.05
+_EXIT_INTERRUPTED = 130
+
+
+def run(engine: EngineConfig, server: ServerConfig, loading: Loading) -> int:
+    """Serve until told to stop; the exit code. ``loading`` shows progress while it is open.
+
+    Raises ``ModelError``, ``ConfigError`` and ``EngineDead`` where it cannot start.
+    """
+    with contextlib.closing(_listen(server.host, server.port)) as listener, contextlib.ExitStack() as shown:
+        progress = shown.enter_context(loading())
+        text = build_text(open_model(engine.model, progress))  # the weights are the engine's
+        return uvloop.run(_Process(engine, server, text, listener, progress, shown).run())
+
+
+class _Process:
+    """One server from its start to its end."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        text: TextParts,
+        listener: socket.socket,
+        progress: Progress,
+        shown: contextlib.ExitStack,
+    ) -> None:
+        self._shown = shown
+        self._config = server
+        self._listener = listener
+        self._metrics = Metrics(compat=server.metrics_compat)
+        config = replace(engine, scheduler=replace(engine.scheduler, max_queued_requests=_NO_LIMIT))
+        self._client = EngineClient(
+            lambda: ProcessLink(config),
+            text.tokenizer,
+            MonotonicClock(),
+            max_queued_requests=engine.scheduler.max_queued_requests,
+            seed=engine.seed,
+            observer=self._metrics,
+            progress=progress,
+        )
+        self._services = Services(
+            client=self._client,
+            translator=Translator(text),
+            metrics=self._metrics,
+            config=server,
+            model_names=_model_names(engine, server, text),
+            created=int(time.time()),
+            version=version("ramet"),
+        )
+        keys = Keys(server.api_key, server.admin_api_key, share_cache=server.share_cache)
+        self._gate = build_app(self._services, keys)
+        self._http = _http_server(self._gate, server)
+        self._num_signals = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        engine = asyncio.create_task(self._client.run())
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        beside = [asyncio.create_task(work) for work in (self._greet(), self._metrics.watch_loop(self._client))]
+        try:
+            await asyncio.wait([engine, http], return_when=asyncio.FIRST_COMPLETED)
+            if engine.done():
+                engine.result()  # raises what ended it
+            return _EXIT_INTERRUPTED if self._http.force_exit else 0
+        finally:
+            for task in beside:
+                task.cancel()
+            self._http.should_exit = self._http.force_exit = True
+            await self._client.close()
+            await asyncio.gather(engine, http, *beside, return_exceptions=True)
+            self._services.translator.close()
+
+    async def _greet(self) -> None:
+        """Say where the server is once it can be used."""
+        await self._client.until_ready()
+        self._shown.close()
+        gc.collect()
+        gc.freeze()  # what has been loaded stays: no collection has to look at it again
+        print(f"http://{self._config.host}:{self._listener.getsockname()[1]}/v1", flush=True)
+
+    def _on_signal(self, number: int) -> None:
+        """The first signal drains, the second ends the process."""
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._gate.is_draining = True
+            self._drain = asyncio.create_task(self._drained())
+        else:
+            self._http.should_exit = self._http.force_exit = True
+
+    async def _drained(self) -> None:
+        """Let what runs finish, within its time; then stop."""
+        deadline_s = time.monotonic() + self._config.drain_timeout_s
+        if self._gate.num_running:
+            _log.info("stopping: %d requests run; a second signal stops now", self._gate.num_running)
+        while self._gate.num_running and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_TICK_S)
+        for generation in self._client.generations:
+            generation.abort()
+        self._http.should_exit = True
+
+
+class _Http(uvicorn.Server):
+    """uvicorn's server, whose signals are handled here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _http_server(gate: Gate, server: ServerConfig) -> _Http:
+    config = uvicorn.Config(
+        gate,
+        http=bounded_http(),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    return _Http(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything is loaded: a port that is taken is said at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another (--host, --port)") from None
+    return listener
+
+
+def _model_names(engine: EngineConfig, server: ServerConfig, text: TextParts) -> tuple[str, ...]:
+    """Those given, or the model's own: a hub id as it is, a file or folder by its name. What was asked for works too."""
+    asked = engine.model.model
+    names = list(server.served_model_name)
+    if not names:
+        names.append(text.description.split()[0] if asked is None else _own_name(asked))
+    return tuple(dict.fromkeys([*names, asked] if asked is not None else names))
+
+
+def _own_name(model: str) -> str:
+    path = Path(model).expanduser()
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
