@@ -131,7 +131,7 @@ class Metrics:
     All calls are on the event loop's thread. ``model_name`` is a label of the borrowed names alone, where dashboards ask for it.
     """
 
-    def __init__(self, *, compat: Sequence[str] = (), model_name: str = "", clock: Clock | None = None) -> None:
+    def __init__(self, compat: Sequence[str] = (), *, model_name: str = "", clock: Clock | None = None) -> None:
         self._compat = tuple(compat)
         self._model_name = model_name
         self._clock = clock or MonotonicClock()
