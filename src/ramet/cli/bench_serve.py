@@ -218,5 +218,5 @@ def _print(options: Options, figures: Figures, bounds: Bounds, where: tuple[str,
         return
     at_once = min(options.concurrency or _DEFAULT_CONCURRENCY, num_sessions)
     loop = f"{at_once} at a time" if options.rate is None else f"{options.rate:g} a second, Poisson"
-    print(f"{model} at {url}\n{options.workload}, {options.endpoint}: {num_sessions} sessions, {loop}; seed {options.seed}\n")
+    print(f"{model} at {url}, {options.endpoint}\n{options.workload}: {num_sessions} sessions, {loop}; seed {options.seed}\n")
     print(table(figures, bounds))

@@ -54,7 +54,7 @@ def test_table() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     head, sessions, _, counts, *rest = done.stdout.splitlines()
-    assert (head, sessions) == ("tiny at URL", "chat, chat: 3 sessions, 3 at a time; seed 0")
+    assert (head, sessions) == ("tiny at URL, chat", "chat: 3 sessions, 3 at a time; seed 0")
     assert counts.endswith("s: 12 answered, 0 failed")
     assert "hit rate       60.0%      72 of 120 prompt tokens" in rest
     assert any(line.startswith("goodput") and line.endswith("12 requests with TTFT <= 60000 ms") for line in rest)
@@ -171,6 +171,20 @@ def test_ctrl_c_ends_with_the_figures_so_far() -> None:
     assert (running.returncode, err) == (130, "")
     assert "s: 1 answered, 0 failed, 8 not sent, 1 cut off" in out
     assert "hit rate       60.0%" in out
+
+
+def test_a_bar_on_a_terminal_and_nothing_of_it_in_the_output() -> None:
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    with served_in_thread(answers(PLAIN)) as state:
+        args = [*RAMET, "--url", state.url, "--num-requests", "12"]
+        done = subprocess.run(args, stdout=subprocess.PIPE, stderr=slave, timeout=60, env=NO_KEYS | {"TERM": "xterm"}, check=True)
+    os.close(slave)
+    drawn = os.read(master, 65536)
+    os.close(master)
+    assert b"12/12" in drawn
+    assert b"\x1b" not in done.stdout
+    assert b"12 answered" in done.stdout
 
 
 def test_help_loads_nothing_heavy() -> None:

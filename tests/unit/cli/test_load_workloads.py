@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramet.cli.load.examples import Example, read_examples
@@ -34,6 +34,7 @@ def texts(program: Turn) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@settings(deadline=None)
 @given(num_requests=st.integers(1, 40), seed=st.integers(0, 3))
 def test_as_many_requests_as_wanted_and_the_same_for_a_seed(name, num_requests, seed):
     shape = TREE if name == "tree-search" else SMALL
@@ -82,6 +83,11 @@ def test_tree_search_branches_from_each_answer_level_by_level():
     assert (len(cut.then), len(cut.then[0].then), len(cut.then[1].then)) == (2, 1, 0), "cut at the end of its last level"
     assert len({str(history[0]) for history in histories(whole)}) == 1, "one root"
     assert histories(cut)[0][0] != histories(whole)[0][0], "of its own"
+
+
+def test_a_tree_larger_than_anyone_can_ask_is_never_made_whole():
+    (program,) = programs("tree-search", 3, 0, Shape(shared_tokens=40, prompt_tokens=10, turns=200, branches=64))
+    assert len(program.then) == 2
 
 
 def test_no_share_shares_nothing():

@@ -9,9 +9,9 @@ The same seed gives the same texts on every machine: words come from a generator
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count, cycle, islice
 
 from ramet.cli.load.examples import Example
 from ramet.errors import ConfigError
@@ -66,7 +66,7 @@ SHAPES = {  # of each workload, unless the caller says otherwise; few-shot takes
     "no-share": Shape(shared_tokens=0, prompt_tokens=500, turns=1),
 }
 
-_Texts = Iterator[list[tuple[Message, ...]]]  # for each program, what its requests add, level by level
+_Texts = Iterator[Iterable[tuple[Message, ...]]]  # for each program, what its requests add, level by level
 
 
 def programs(
@@ -80,7 +80,7 @@ def programs(
     texts = _few_shot(examples, num_shots) if name == "few-shot" else _MADE_UP[name](f"{seed}/{name}", shape)
     found: list[Turn] = []
     while num_requests > 0:
-        added = next(texts)[:num_requests]
+        added = list(islice(next(texts), num_requests))
         found.append(_program(added, shape.branches))
         num_requests -= len(added)
     return found
@@ -126,11 +126,11 @@ def _react(seed: str, shape: Shape) -> _Texts:
 
 def _tree_search(seed: str, shape: Shape) -> _Texts:
     """A long problem, then branches from each answer, level by level. Programs share nothing."""
-    size = sum(shape.branches**level for level in range(shape.turns))
+    size = sum(shape.branches**level for level in range(shape.turns))  # may be more than anyone will ask
     for number in count():
         root = _said("system", f"{seed}/{number}/root", shape.shared_tokens)
-        own = [(_said("user", f"{seed}/{number}/{node}", shape.prompt_tokens),) for node in range(size)]
-        yield [(root, *own[0]), *own[1:]]
+        own = (_said("user", f"{seed}/{number}/{node}", shape.prompt_tokens) for node in range(size))
+        yield ((message,) if node else (root, message) for node, message in enumerate(own))
 
 
 def _no_share(seed: str, shape: Shape) -> _Texts:
