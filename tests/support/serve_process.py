@@ -80,6 +80,15 @@ class ServeProcess:
             time.sleep(0.02)
         return time.monotonic() - began
 
+    def kill_engine(self) -> None:
+        """SIGKILL, and wait until another engine is ready."""
+        engine = self.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        began = time.monotonic()
+        while children(self.pid) in ([engine], []) or self.health() != 200:
+            assert time.monotonic() - began < START_S, self.log.read_text()
+            time.sleep(0.02)
+
     def open_stream(self, body: Mapping[str, Any], path: str = "/v1/completions") -> socket.socket:
         """Send a request and give the socket, unread."""
         content = json.dumps(body).encode()
@@ -100,7 +109,7 @@ class ServeProcess:
         began = time.monotonic()
         while True:
             found = self.metrics()
-            if found["ramet:num_requests_running"] == found["ramet:num_requests_waiting"] == 0:
+            if found["ramet:running_sequences"] == found["ramet:waiting_sequences"] == 0:
                 return found
             assert time.monotonic() - began < limit_s, found
             time.sleep(0.05)
