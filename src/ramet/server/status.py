@@ -68,13 +68,17 @@ class StatusWriter:
             self._put((text, True))
 
     def close(self) -> None:
-        """Write what is left, for a second at most, and take the status line away."""
+        """Write what is left, for two seconds at most, and take the status line away."""
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+            self._queue.put(None, timeout=_CLOSE_WAIT_S)
             self._thread.join(_CLOSE_WAIT_S)
 
     def _put(self, item: tuple[str, bool]) -> None:
         try:
+            if self._num_dropped:
+                lost = f"({self._num_dropped} lines were dropped here: nobody read them as fast as they came)"
+                self._queue.put_nowait((lost, False))
+                self._num_dropped = 0
             self._queue.put_nowait(item)
         except queue.Full:
             self._num_dropped += 1
@@ -82,13 +86,11 @@ class StatusWriter:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             text, is_status = item
-            num_dropped, self._num_dropped = self._num_dropped, 0
-            lost = f"({num_dropped} lines were dropped: nobody reads this as fast as it comes)\n" if num_dropped else ""
             if is_status:
                 self._status = text
-                self._write(self._cleared(lost) + self._cut(text))
+                self._write(self._cleared(self._cut(text)))
             else:
-                self._write(self._cleared(f"{lost}{text}\n") + self._cut(self._status))
+                self._write(self._cleared(f"{text}\n{self._cut(self._status)}"))
         self._write(self._cleared(""))
 
     def _cleared(self, text: str) -> str:
