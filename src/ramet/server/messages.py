@@ -85,10 +85,10 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _encoded(services: Services, asked: ConversationRequest) -> Encoded:
-    messages, tools = asked.chat_messages(), asked.chat_tools()
+    messages = await services.translator.run(asked.chat_messages)
     return await services.translator.chat(
         messages,
-        tools=tools,
+        tools=asked.chat_tools(),
         add_generation_prompt=not asked.is_prefilled,
         continue_final_message=asked.is_prefilled,
         variables=asked.chat_template_kwargs,

@@ -58,9 +58,8 @@ async def create_response(request: Request) -> Response | EventStream:
     asked.check_served()
     model = services.model(asked.model)
     sampling = services.translator.sampling(asked.chosen_by())
-    encoded = await services.translator.chat(
-        asked.chat_messages(), tools=asked.chat_tools(), variables=asked.chat_template_kwargs
-    )
+    messages = await services.translator.run(asked.chat_messages)
+    encoded = await services.translator.chat(messages, tools=asked.chat_tools(), variables=asked.chat_template_kwargs)
     prompted = Prompted(
         token_ids=encoded.token_ids,
         sampling=sampling,

@@ -15,26 +15,33 @@ from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.sampling import SamplingFields
 
 __all__ = [
+    "Block",
     "BlockDelta",
     "BlockStart",
     "BlockStop",
     "ConversationRequest",
+    "Message",
     "MessageDelta",
     "MessageReply",
     "MessageRequest",
     "MessageStart",
     "MessageStop",
     "MessageUsage",
+    "OutputConfig",
+    "OutputFormat",
     "Ping",
     "Stopped",
     "StreamEvent",
     "TextBlock",
     "TextDelta",
+    "Thinking",
     "TokenCount",
+    "Tool",
+    "ToolChoice",
 ]
 
-MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+_MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 _ROLES = ("user", "assistant", "system")
 _THINKS_NOT = ("disabled", "adaptive", "between_tools")  # a model may think under the last two; it need not
@@ -141,7 +148,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
 class MessageRequest(ConversationRequest, kw_only=True):
     """``metadata``, ``service_tier`` and ``cache_control`` change nothing. ``cache_salt`` and ``priority`` are our own."""
 
-    max_tokens: MaxTokens
+    max_tokens: _MaxTokens
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -265,7 +272,7 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 class Stopped(msgspec.Struct):
     """``stop_sequence`` is the one that came, where one did."""
 
-    stop_reason: StopReason | None = None
+    stop_reason: _StopReason | None = None
     stop_sequence: str | None = None
 
 
@@ -276,7 +283,7 @@ class MessageReply(msgspec.Struct, tag_field="type", tag="message", kw_only=True
     role: str = "assistant"
     model: str
     content: list[TextBlock] = []
-    stop_reason: StopReason | None = None
+    stop_reason: _StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
 

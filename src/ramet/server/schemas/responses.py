@@ -17,16 +17,19 @@ __all__ = [
     "FunctionTool",
     "Incomplete",
     "InputDetails",
+    "Item",
     "ItemEvent",
     "OutputDetails",
     "OutputMessage",
     "OutputText",
+    "Part",
     "PartEvent",
     "ResponseEvent",
     "ResponseFailure",
     "ResponseReply",
     "ResponseRequest",
     "ResponseUsage",
+    "Status",
     "StreamEvent",
     "TextDelta",
     "TextDone",
@@ -43,8 +46,8 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _CONSTRAINED = {"json_schema", "json_object"}
 
-MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+_MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
 # ---- what is asked
@@ -102,8 +105,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     input: str | list[Item]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: MaxTokens | None = None
-    top_logprobs: NumLogprobs | None = None
+    max_output_tokens: _MaxTokens | None = None
+    top_logprobs: _NumLogprobs | None = None
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
