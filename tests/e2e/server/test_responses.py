@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 PATH = "/v1/responses"
 LETTERS = list(range(97, 123))  # the tiny model's tokens are bytes
 EOS = 256
-ENDING = {"allowed_token_ids": [*LETTERS, EOS], "logit_bias": {EOS: 2}, "seed": 3, "temperature": 1.0, "max_output_tokens": 500}
+ENDING = {"allowed_token_ids": [*LETTERS, EOS], "logit_bias": {EOS: 4}, "seed": 3, "temperature": 1.0, "max_output_tokens": 500}
 OPENING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 CLOSING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
 DELTA = "response.output_text.delta"
@@ -188,8 +188,8 @@ def test_salts_share_nothing(client: Any) -> None:
         response = client.responses.create(**ask(input="a text for the salted"), extra_body={"cache_salt": salt})
         return int(response.usage.input_tokens_details.cached_tokens)
 
-    assert (cached("a"), cached("b")) == (0, 0)
-    assert cached("a") > 0
+    assert (cached("responses-a"), cached("responses-b")) == (0, 0)
+    assert cached("responses-a") > 0
 
 
 def test_logprobs(server: Served) -> None:
@@ -210,7 +210,7 @@ def test_logprobs(server: Served) -> None:
 
 
 def test_without_a_limit_the_answer_ends_with_the_context(client: Any) -> None:
-    response = client.responses.create(model=MODEL_NAME, input="x" * 1900, extra_body={"allowed_token_ids": LETTERS})
+    response = client.responses.create(model=MODEL_NAME, input="x" * 1980, extra_body={"allowed_token_ids": LETTERS})
     assert response.status == "incomplete"
     assert response.usage.total_tokens == CONTEXT
 
