@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
 import threading
@@ -16,8 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
@@ -26,9 +24,10 @@ from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import Engine
 from ramet.engine.wire import Ready
 from ramet.model.source import open_model
+from ramet.server.app import build_app
 from ramet.server.client import EngineClient
 from ramet.server.engine_process import ready_event
-from ramet.server.gate import Gate, Keys
+from ramet.server.gate import Keys
 from ramet.server.links import ThreadLink
 from ramet.server.metrics import Metrics
 from ramet.server.services import Services
@@ -122,7 +121,7 @@ async def _serve(options: EngineConfig, config: ServerConfig, started: Future[tu
         started.set_exception(error)
         return
     try:
-        app = _app(services, Keys(config.api_key, config.admin_api_key, share_cache=config.share_cache))
+        app = build_app(services, Keys(config.api_key, config.admin_api_key, share_cache=config.share_cache))
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             sock.listen()  # from here on connections wait until they are taken
@@ -135,36 +134,6 @@ async def _serve(options: EngineConfig, config: ServerConfig, started: Future[tu
         await services.client.close()
         await asyncio.gather(running, return_exceptions=True)
         services.translator.close()
-
-
-_ENDPOINTS = {
-    "/v1/chat/completions": "openai_chat.chat_completions",
-    "/v1/completions": "completions.completions",
-    "/v1/responses": "responses.create_response",
-    "/v1/messages": "messages.create_message",
-    "/v1/messages/count_tokens": "messages.count_tokens",
-    "/tokenize": "native.tokenize",
-    "/detokenize": "native.detokenize",
-    "/generate": "native.generate",
-}
-
-
-def _app(services: Services, keys: Keys) -> Gate:
-    """Of the endpoints that there are, until there are all that ``server/app.py`` names."""
-    routes = []
-    for path, name in _ENDPOINTS.items():
-        module, _, function = name.partition(".")
-        if importlib.util.find_spec(f"ramet.server.{module}") is not None:
-            endpoint = getattr(importlib.import_module(f"ramet.server.{module}"), function)
-            routes.append(Route(path, endpoint, methods=["POST"]))
-    router = Router(routes, redirect_slashes=False)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["ramet.services"] = services
-        scope["app"] = app
-        await router(scope, receive, send)
-
-    return Gate(app, services.config, keys)
 
 
 async def _services(options: EngineConfig, config: ServerConfig) -> tuple[Services, asyncio.Task[None]]:
@@ -241,6 +210,8 @@ async def call(
     }
     answer = Called()
     left = asyncio.Event()
+    if leave_after == 0:
+        left.set()
     messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def receive() -> Message:
