@@ -302,6 +302,7 @@ UNKNOWN = json_reply(404, {"error": {"message": "no such model"}})
         (MODELS, UNKNOWN, {"model": "gpt"}, "does not serve 'gpt'; it serves tiny, other (--model)"),
         (MODELS, UNKNOWN, {"model": "tiny"}, "has no /v1/chat/completions for this model (404: no such model)"),
         (NO_LIST, PLAIN, {}, "lists no model; name one with --model"),
+        (json_reply(503, {"error": "starting"}), PLAIN, {}, "is not ready (503: starting); try again when it is"),
         (MODELS, json_reply(503, {"error": "loading"}), {}, "is not ready (503: loading); try again when it is"),
         (MODELS, json_reply(400, {"error": "no template"}), {}, "(HTTP 400: no template); try --endpoint"),
         (MODELS, stream(), {}, "(ended early: the stream has no [DONE]"),

@@ -148,7 +148,7 @@ async def _checked(client: HttpClient, address: Address, asking: Asking, clock: 
         case "HTTP 404":
             raise ConfigError(f"{address.url} has no {asking.path} for this model (404{told}); try --endpoint or --model")
         case "HTTP 503":
-            raise ConfigError(f"{address.url} is not ready (503{told}); try again when it is")
+            raise _not_ready(address, record.error_text)
     raise ConfigError(f"{address.url} does not answer a first request ({record.error}{told}); try --endpoint, --model or --url")
 
 
@@ -167,6 +167,8 @@ async def _served_models(client: HttpClient, address: Address) -> list[str]:
         raise ConfigError(f"no server answers at {address.url} ({why}); start one (ramet serve) or give its --url") from None
     if status in (401, 403):
         raise _wants_key(address, f"HTTP {status}")
+    if status == 503:
+        raise _not_ready(address, _error_text(body.data))
     try:
         return [model.id for model in msgspec.json.decode(body.data, type=_Models).data]
     except msgspec.MsgspecError:
@@ -175,6 +177,10 @@ async def _served_models(client: HttpClient, address: Address) -> list[str]:
 
 def _wants_key(address: Address, error: str) -> ConfigError:
     return ConfigError(f"{address.url} refuses the key, or wants one ({error}); give it by --api-key or OPENAI_API_KEY")
+
+
+def _not_ready(address: Address, text: str) -> ConfigError:
+    return ConfigError(f"{address.url} is not ready (503{f': {text}' if text else ''}); try again when it is")
 
 
 def _as_prompt(messages: Sequence[Message]) -> str:
