@@ -4,7 +4,8 @@
 
     RametError
     ├── InvalidRequest        the caller asked for something wrong; the message says what and how to fix it
-    │   └── ContextTooLong    prompt plus output exceed the context or the KV pool
+    │   ├── ContextTooLong    prompt plus output exceed the context or the KV pool
+    │   └── GrammarError      a schema, regex or grammar cannot be used
     ├── ModelError            a model file or folder cannot be used; the message names the file and the key
     ├── ConfigError           a start-up option is wrong; the message names the option
     ├── Overloaded            the queue is full; try again later
@@ -17,6 +18,7 @@ __all__ = [
     "ConfigError",
     "ContextTooLong",
     "EngineDead",
+    "GrammarError",
     "InvalidRequest",
     "ModelError",
     "Overloaded",
@@ -44,6 +46,13 @@ class InvalidRequest(RametError, ValueError):
 
 class ContextTooLong(InvalidRequest):
     """Prompt and output do not fit the context length or the KV pool."""
+
+
+class GrammarError(InvalidRequest):
+    """A schema, regex or grammar cannot be used; the message says what in it and why."""
+
+    def __init__(self, message: str, param: str = "structured_outputs") -> None:
+        super().__init__(message, param)
 
 
 class ModelError(RametError):

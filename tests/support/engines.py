@@ -10,9 +10,11 @@ from typing import Any
 from ramet.config import PolicyName, SchedulerConfig
 from ramet.core.batch import Batch
 from ramet.core.output import SequenceUpdate, TokenLogprobs
+from ramet.core.ports import Grammars
 from ramet.core.request import Request
 from ramet.core.sampling import SamplingParams
-from ramet.engine.engine import Engine
+from ramet.engine.admission import Limits
+from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.kv.audit import audit
 from ramet.kv.hashed import HashedCache
 from ramet.kv.manager import KVManager
@@ -72,6 +74,7 @@ class Bench:
         faults: Callable[[Batch], Mapping[int, str]] = no_faults,
         seed: int = 0,
         policy: PolicyName = "fcfs",
+        grammars: Grammars = NO_GRAMMARS,
         **config: Any,
     ) -> None:
         self.config = SchedulerConfig(schedule_policy=policy, **config)
@@ -79,7 +82,8 @@ class Bench:
         self.kv = KVManager(PagePool(num_pages), CACHES[cache](page_size), page_size)
         self.runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, self.clock, faults=faults)
         self.scheduler = Scheduler(self.config, self.kv, make_policy(policy, self.kv))
-        self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, VOCAB_SIZE, max_model_len, EOS_IDS, seed)
+        limits = Limits.of(VOCAB_SIZE, max_model_len, self.kv.fits)
+        self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, limits, EOS_IDS, seed, grammars)
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
         self.prompt_logprobs: dict[str, list[Logprob]] = defaultdict(list)  # of a request, whichever of its answers told them
         self.requests: dict[str, Request] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramet.core.ids import Float32, Int32, Int64
+from ramet.core.ids import Float32, Int32, Int64, UInt32
 
 __all__ = ["Batch", "PageCopies", "RowSampling"]
 
@@ -37,6 +37,8 @@ class RowSampling:
     absolute position of the token drawn) alone. ``banned`` ids may not be chosen (EOS before min_tokens). ``allowed``
     empty means all. ``history`` holds prompt and output tokens of rows with penalties, the first
     ``history_prompt_lens[r]`` of them prompt. ``num_logprobs`` -1 is none wanted, k >= 0 the chosen one and the k best.
+    ``masks`` uint32[M, W], W words of 32 tokens, has a row for each sampled row with a grammar, in their order: only tokens whose
+    bit is set may be chosen. ``mask_indptr`` tells which rows have one.
     """
 
     temperature: Float32
@@ -60,6 +62,8 @@ class RowSampling:
     history_indptr: Int32
     history_ids: Int32
     history_prompt_lens: Int32
+    mask_indptr: Int32
+    masks: UInt32
 
     def __len__(self) -> int:
         return len(self.temperature)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32", "Int32", "Int64", "IntBuffer", "PageId", "RequestId", "SeqId"]
+__all__ = ["Float32", "Int32", "Int64", "IntBuffer", "PageId", "RequestId", "SeqId", "UInt32"]
 
 PageId: TypeAlias = int
 SeqId: TypeAlias = int
@@ -16,6 +16,7 @@ RequestId: TypeAlias = str
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 Int64: TypeAlias = npt.NDArray[np.int64]
+UInt32: TypeAlias = npt.NDArray[np.uint32]
 Float32: TypeAlias = npt.NDArray[np.float32]
 
 

@@ -1,13 +1,15 @@
-"""The two ports of the engine, time and device, and the face of a cache lock that a sequence carries."""
+"""The two ports of the engine, time and device, and the faces of what a sequence carries: a cache lock, a matcher."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from ramet.core.batch import Batch
+from ramet.core.grammar import GrammarSpec
+from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["CacheLock", "Clock", "Runner"]
+__all__ = ["CacheLock", "Clock", "Grammars", "Matcher", "Runner"]
 
 
 class Clock(Protocol):
@@ -21,6 +23,55 @@ class CacheLock(Protocol):
 
     @property
     def num_pages(self) -> int: ...
+
+
+class Matcher(Protocol):
+    """Where one sequence stands in its grammar: a function of the grammar and of the tokens it has accepted, and of nothing else.
+
+    Any method may raise; the matcher is of no use from then on, and its sequence ends in ``error``.
+    """
+
+    @property
+    def num_words(self) -> int:
+        """Length of a mask in words of 32 tokens."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output may end here."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output must end here: the grammar accepts it and nothing can follow."""
+        ...
+
+    def fill_mask(self, row: UInt32) -> None:
+        """Set bit i % 32 of word i // 32 of ``row``, uint32[num_words], where token i may come next, and clear the others.
+
+        An id that ends the output may come exactly where the grammar accepts; one that names no token never may.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that the mask allowed and that does not end the output."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take the last ``num_tokens`` back."""
+        ...
+
+    def fork(self) -> Matcher:
+        """Another one at the same place."""
+        ...
+
+
+class Grammars(Protocol):
+    """Makes matchers. Raises ``GrammarError`` where a constraint cannot be kept to."""
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
+        """At the start of ``spec``; ``stop_ids`` end the output."""
+        ...
 
 
 class Runner(Protocol):

@@ -12,7 +12,7 @@ from ramet.core.ids import Float32, Int32, IntBuffer, RequestId, SeqId
 from ramet.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from ramet.core.ports import CacheLock
+    from ramet.core.ports import CacheLock, Matcher
 
 __all__ = ["FinishReason", "Namespace", "Request", "Sequence", "SequenceState"]
 
@@ -94,6 +94,7 @@ class Sequence:
     started_s: float | None = None  # when it first began to run
     pages: IntBuffer = field(default_factory=IntBuffer)
     lock: CacheLock | None = None
+    matcher: Matcher | None = None  # where it stands in its grammar, all its output tokens accepted
     state: SequenceState = SequenceState.WAITING
     finish_reason: FinishReason | None = None
 

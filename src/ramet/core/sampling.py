@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ramet.core.grammar import GrammarSpec
 from ramet.errors import InvalidRequest, shown
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
@@ -39,7 +40,9 @@ class SamplingParams(metaclass=_NamesUnknownFields):
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 are off. ``max_tokens`` None means as many as the
     context and the pool allow; 0 only computes the prompt. ``logprobs`` k gives the chosen token's logprob and the k best;
     they are of the model's raw distribution, before penalties, temperature and masks. ``seed`` makes the
-    output repeatable whatever else runs; without one the engine draws one and reports it.
+    output repeatable whatever else runs; without one the engine draws one and reports it. ``structured_outputs`` constrains the
+    output (``GrammarSpec.of`` says how it is written); such an output ends where its grammar can go no further, before
+    ``min_tokens`` and under ``ignore_eos`` as well, and nothing else than ``max_tokens`` and ``stop`` ends it sooner.
     """
 
     n: int = 1
@@ -62,6 +65,7 @@ class SamplingParams(metaclass=_NamesUnknownFields):
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: GrammarSpec | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1, _MAX_N)
@@ -88,11 +92,18 @@ class SamplingParams(metaclass=_NamesUnknownFields):
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty, so no token could be chosen; leave it out", "allowed_token_ids")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", GrammarSpec.of(self.structured_outputs))
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Stop strings, possibly none."""
         return tuple(self.stop or ())
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What ``structured_outputs`` says."""
+        return None if self.structured_outputs is None else GrammarSpec.of(self.structured_outputs)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ``InvalidRequest`` where a token id is not in [0, vocab_size)."""

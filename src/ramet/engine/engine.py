@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
-from ramet.core.ports import Clock, Runner
+from ramet.core.ports import Clock, Grammars, Matcher, Runner
 from ramet.core.request import Namespace, Request, Sequence
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Admission, Limits, PromptIds
-from ramet.errors import EngineDead, InvalidRequest, Overloaded, shown
+from ramet.errors import EngineDead, GrammarError, InvalidRequest, Overloaded, shown
 from ramet.kv.manager import KVManager, KVStats
 from ramet.schedule.scheduler import Scheduler, SchedulerStats
 
-__all__ = ["Engine", "EngineStats"]
+__all__ = ["NO_GRAMMARS", "Engine", "EngineStats"]
 
 _NO_TENANT = Namespace()
 
@@ -42,6 +43,16 @@ class _Open:
     seq_ids: set[SeqId]
 
 
+class _NoGrammars:
+    """``Grammars`` of a model without a tokenizer."""
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
+        raise GrammarError("this model has no tokenizer, so its output cannot be constrained")
+
+
+NO_GRAMMARS = _NoGrammars()
+
+
 class Engine:
     """``eos_ids`` end an output unless the request ignores them; ``seed`` is where seeds come from for requests without one."""
 
@@ -51,16 +62,17 @@ class Engine:
         scheduler: Scheduler,
         kv: KVManager,
         clock: Clock,
-        vocab_size: int,
-        max_model_len: int,
+        limits: Limits,
         eos_ids: Iterable[int] = (),
         seed: int = 0,
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._kv = kv
         self._clock = clock
-        self._admission = Admission(Limits.of(vocab_size, max_model_len, kv.fits), eos_ids, clock, seed)
+        self._admission = Admission(limits, eos_ids, clock, seed)
+        self._grammars = grammars
         self._open: dict[RequestId, _Open] = {}
         self._num_requests = self._num_seqs = 0
         self._num_launched = 0
@@ -99,14 +111,15 @@ class Engine:
             arrival_s=arrival_s,
         )
         self._check_place(request)
-        self._scheduler.add(self._sequences(request))
+        self._scheduler.add(self._sequences(request, self._matcher(request)))
         return request.request_id
 
     def fork(self, seq_id: SeqId, request_id: RequestId | None = None, sampling: SamplingParams | None = None) -> RequestId:
         """Branch a live sequence at its present tokens: a request whose prompt they are, which begins with their KV.
 
         It answers as if submitted alone with that prompt. Without ``sampling`` it has the parent's parameters and a new
-        seed; ``max_tokens`` then counts from the branch. Raises as ``submit`` does.
+        seed; ``max_tokens`` then counts from the branch. A grammar begins anew there: all tokens so far are prompt.
+        Raises as ``submit`` does.
         """
         self.check_alive()
         parent = self._scheduler.sequence(seq_id)
@@ -125,7 +138,7 @@ class Engine:
             priority=origin.priority,
         )
         self._check_place(request)
-        self._scheduler.fork(parent, self._sequences(request))
+        self._scheduler.fork(parent, self._sequences(request, self._matcher(request)))
         return request.request_id
 
     def abort(self, request_id: RequestId) -> None:
@@ -219,7 +232,11 @@ class Engine:
             number += 1
         return f"request-{number}"
 
-    def _sequences(self, request: Request) -> list[Sequence]:
+    def _matcher(self, request: Request) -> Matcher | None:
+        spec = request.sampling.grammar
+        return None if spec is None else self._grammars.matcher(spec, request.stop_ids)
+
+    def _sequences(self, request: Request, matcher: Matcher | None) -> list[Sequence]:
         seqs = []
         for index in range(request.sampling.n):
             seqs.append(
@@ -229,6 +246,7 @@ class Engine:
                     index=index,
                     tokens=IntBuffer(request.prompt),
                     num_prompt_tokens=len(request.prompt),
+                    matcher=matcher and matcher.fork(),
                 )
             )
             self._num_seqs += 1

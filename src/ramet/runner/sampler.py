@@ -3,7 +3,7 @@
 The order is the one that vLLM documents:
 
 1. logprobs of the raw logits, for those who asked;
-2. ids outside ``allowed`` and ``banned`` ids are out (-inf), whatever their bias; ``bias`` is added;
+2. ids outside ``allowed`` or the grammar's mask and ``banned`` ids are out (-inf), whatever their bias; ``bias`` is added;
 3. repetition (over prompt and output), frequency and presence penalties (over the output);
 4. temperature 0: the largest logit, the lowest id among equals. Else logits are divided by the temperature;
 5. ``min_p``, then ``top_k``, then ``top_p`` of what is left; among equal logits lower ids are kept first;
@@ -109,6 +109,7 @@ def _is_plain_greedy(sampling: RowSampling) -> npt.NDArray[np.bool_]:
         & (sampling.bias_indptr[1:] == sampling.bias_indptr[:-1])
         & (sampling.banned_indptr[1:] == sampling.banned_indptr[:-1])
         & (sampling.allowed_indptr[1:] == sampling.allowed_indptr[:-1])
+        & (sampling.mask_indptr[1:] == sampling.mask_indptr[:-1])
     )
     return plain
 
@@ -117,7 +118,7 @@ def _pick(logits: Float32, sampling: RowSampling, row: int) -> int:
     scores = _scores(logits, sampling, row)
     largest = scores.max()
     if largest == -np.inf:
-        raise ValueError("every token is masked (the allowed ids are all banned, for instance before min_tokens)")
+        raise ValueError("every token is masked (what the grammar and allowed_token_ids leave is banned, or nothing)")
     temperature = float(sampling.temperature[row])
     if temperature == 0:
         return int(scores.argmax())
@@ -160,6 +161,8 @@ def _scores(logits: Float32, sampling: RowSampling, row: int) -> _Float64:
         masked = np.full_like(scores, -np.inf)
         masked[allowed] = scores[allowed]
         scores = masked
+    for mask in sampling.masks[sampling.mask_indptr[row] : sampling.mask_indptr[row + 1]]:
+        scores[np.unpackbits(mask.view(np.uint8), count=len(scores), bitorder="little") == 0] = -np.inf
     scores[sampling.banned_ids[sampling.banned_indptr[row] : sampling.banned_indptr[row + 1]]] = -np.inf
     return scores
 

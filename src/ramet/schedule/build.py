@@ -13,6 +13,7 @@ import numpy as np
 from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Int32
 from ramet.core.request import Request, Sequence
+from ramet.schedule.masks import TokenMasks
 
 __all__ = ["Chunk", "build_batch"]
 
@@ -37,8 +38,13 @@ class Chunk:
         return self.start + self.num_tokens
 
 
-def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: PageCopies) -> Batch:
-    """Lay ``chunks`` out one after another. Each sequence's pages must cover its chunk's end."""
+def build_batch(
+    step: int, page_size: int, chunks: list[Chunk], page_copies: PageCopies, masks: TokenMasks | None = None
+) -> Batch:
+    """Lay ``chunks`` out one after another. Each sequence's pages must cover its chunk's end.
+
+    ``masks`` are those of the sampled sequences; None where none has a grammar.
+    """
     starts = np.array([c.start for c in chunks], np.int32)
     query_indptr = _indptr(c.num_tokens for c in chunks)
     lens = np.array([c.num_tokens for c in chunks], np.int32)
@@ -62,7 +68,7 @@ def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: Pag
         page_indptr=page_indptr,
         page_ids=page_ids,
         sample_rows=query_indptr[1:][sampled] - np.int32(1),
-        sampling=_row_sampling([chunks[i].sequence for i in sampled]),
+        sampling=_row_sampling([chunks[i].sequence for i in sampled], masks),
         prompt_logprob_rows=rows,
         prompt_logprob_targets=targets,
         prompt_logprob_k=best,
@@ -80,6 +86,7 @@ def _indptr(lens: Iterable[int]) -> Int32:
 
 _NO_INTS: Int32 = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
+_NO_MASKS = np.empty((0, 0), np.uint32)
 
 
 def _prompt_logprobs(chunks: list[Chunk], query_indptr: Int32) -> tuple[Int32, Int32, Int32]:
@@ -96,7 +103,7 @@ def _prompt_logprobs(chunks: list[Chunk], query_indptr: Int32) -> tuple[Int32, I
     return np.concatenate(rows), np.concatenate(targets), np.concatenate(best)
 
 
-def _row_sampling(seqs: list[Sequence]) -> RowSampling:
+def _row_sampling(seqs: list[Sequence], masks: TokenMasks | None) -> RowSampling:
     """The sampling parameters of each sequence whose next token is chosen."""
     params = [seq.request.sampling for seq in seqs]
     histories = [seq.tokens.view() if _has_penalty(seq.request) else _NO_INTS for seq in seqs]
@@ -128,6 +135,8 @@ def _row_sampling(seqs: list[Sequence]) -> RowSampling:
         history_prompt_lens=np.array(
             [min(seq.num_prompt_tokens, len(h)) for seq, h in zip(seqs, histories, strict=True)], np.int32
         ),
+        mask_indptr=np.zeros(len(seqs) + 1, np.int32) if masks is None else masks.indptr,
+        masks=_NO_MASKS if masks is None else masks.words,
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.config import SchedulerConfig
@@ -20,6 +21,7 @@ from ramet.core.request import Sequence, SequenceState
 from ramet.errors import EngineDead
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.masks import accept_token, fill_masks
 from ramet.schedule.policy import Policy, rank
 
 __all__ = ["Scheduler", "SchedulerStats"]
@@ -57,7 +59,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         # Sequences that wait for another one, to be forked from it once its prompt is computed. All have its tokens.
         self._followers: dict[SeqId, list[Sequence]] = {}
-        self._launched: deque[tuple[Batch, list[Chunk]]] = deque()
+        self._launched: deque[tuple[Batch, list[Chunk], Mapping[int, str]]] = deque()
         self._news: list[SequenceUpdate] = []
         self._now_s = 0.0
         self._num_steps = self._num_preemptions = 0
@@ -151,8 +153,9 @@ class Scheduler:
         if not chunks:
             return None
         self._num_steps += 1
-        batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies())
-        self._launched.append((batch, chunks))
+        masks = fill_masks([chunk.sequence for chunk in chunks if chunk.samples])
+        batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies(), masks)
+        self._launched.append((batch, chunks, {} if masks is None else masks.errors))
         return batch
 
     def _plan_running(self) -> list[Chunk]:
@@ -241,10 +244,12 @@ class Scheduler:
 
     def update(self, output: StepOutput) -> list[SequenceUpdate]:
         """Take in the result of the oldest launched step. Raises ``EngineDead``, changing nothing, where it is another's."""
-        batch, chunks = self._launched[0] if self._launched else (None, [])
+        batch, chunks, mask_errors = self._launched[0] if self._launched else (None, [], {})
         if batch is None or output.step != batch.step or len(output.token_ids) != len(batch.sample_rows):
             raise EngineDead(f"the runner gave a result of step {output.step} that does not fit the oldest one launched")
         self._launched.popleft()
+        if mask_errors:
+            output = replace(output, errors={**output.errors, **mask_errors})
         row = given = 0
         for chunk in chunks:
             prompt_logprobs = output.prompt_logprobs[given : given + chunk.num_prompt_logprobs]
@@ -298,10 +303,15 @@ class Scheduler:
         self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, prompt_logprobs: tuple[TokenLogprobs, ...]
     ) -> None:
         """A new token. It has no KV yet: the next step computes it, or nobody does if it is the last."""
+        is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens
+        is_complete, fault = (False, None) if is_stop else accept_token(seq, token_id)
+        if fault is not None:
+            seq.finish_reason = "error"
+            self._tell(seq, prompt_logprobs=prompt_logprobs, error=fault)
+            return
         seq.tokens.append(token_id)
         self._num_output_tokens += 1
-        is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens > seq.request.sampling.min_tokens
-        if is_stop:
+        if is_stop or is_complete:
             seq.finish_reason = "stop"
         elif seq.num_output_tokens >= seq.request.max_tokens:
             seq.finish_reason = "length"
@@ -395,6 +405,7 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         """Nothing is left of a finished sequence but what it published."""
         self._kv.release(seq)
+        seq.matcher = None
         seq.state = SequenceState.FINISHED
         del self._sequences[seq.seq_id]
 

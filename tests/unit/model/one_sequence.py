@@ -80,5 +80,5 @@ def _no_rows() -> RowSampling:
         if field.name.endswith("_indptr"):
             empty[field.name] = int32([0])
         elif field.name not in empty:
-            empty[field.name] = np.empty(0, np.float32 if field.type == "Float32" else np.int32)
+            empty[field.name] = np.empty(0, {"Float32": np.float32, "UInt32": np.uint32}.get(str(field.type), np.int32))
     return RowSampling(**empty)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ _INTS = {"top_k": 0, "sample_index": 0, "num_logprobs": -1}
 
 
 def rows_of(*rows: Mapping[str, Any]) -> RowSampling:
-    """Keys: the fields of ``SamplingParams``, ``seed``, ``counter``, ``bias`` (id -> value), ``banned``, ``allowed``,
-    ``prompt`` and ``output`` (token ids for the penalties).
+    """Keys: the fields of ``SamplingParams``, ``seed``, ``counter``, ``bias`` (id -> value), ``banned``, ``allowed``, ``mask``
+    (ids), ``prompt`` and ``output`` (token ids for the penalties).
     """
     histories = [[*row.get("prompt", ()), *row.get("output", ())] for row in rows]
     biases = [row.get("bias", {}) for row in rows]
@@ -32,6 +32,8 @@ def rows_of(*rows: Mapping[str, Any]) -> RowSampling:
     banned_indptr, banned_ids = _ragged([list(row.get("banned", ())) for row in rows])
     allowed_indptr, allowed_ids = _ragged([list(row.get("allowed", ())) for row in rows])
     history_indptr, history_ids = _ragged(histories)
+    masks = [row["mask"] for row in rows if "mask" in row]
+    mask_indptr, _ = _ragged([[0] * ("mask" in row) for row in rows])
     return RowSampling(
         **{name: np.array([row.get(name, default) for row in rows], np.float32) for name, default in _FLOATS.items()},
         **{name: np.array([row.get(name, default) for row in rows], np.int32) for name, default in _INTS.items()},
@@ -47,7 +49,17 @@ def rows_of(*rows: Mapping[str, Any]) -> RowSampling:
         history_indptr=history_indptr,
         history_ids=history_ids,
         history_prompt_lens=np.array([len(row.get("prompt", ())) for row in rows], np.int32),
+        mask_indptr=mask_indptr,
+        masks=np.array([_words(mask) for mask in masks], np.uint32) if masks else np.empty((0, 0), np.uint32),
     )
+
+
+def _words(ids: Iterable[int], num_words: int = 16) -> list[int]:
+    """A mask with the bits of ``ids``."""
+    words = [0] * num_words
+    for token_id in ids:
+        words[token_id // 32] |= 1 << token_id % 32
+    return words
 
 
 def exact_probabilities(logits: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
@@ -63,6 +75,7 @@ def exact_probabilities(logits: np.ndarray, row: Mapping[str, Any]) -> np.ndarra
         scores[token_id] -= float(np.float32(row.get("frequency_penalty", 0.0))) * output.count(token_id)
         scores[token_id] -= float(np.float32(row.get("presence_penalty", 0.0)))
     allowed = set(row.get("allowed", ())) or set(range(len(scores)))
+    allowed &= set(row.get("mask", allowed))
     candidates = sorted(allowed - set(row.get("banned", ())), key=lambda t: (-scores[t], t))
     temperature = float(np.float32(row.get("temperature", 1.0)))
     if temperature == 0:

@@ -1,0 +1,128 @@
+"""Bounds on a Lark grammar, before anything compiles it, and its JSON schemas put in order.
+
+The grammar is cut into the tokens of the compiler's dialect (llguidance's Lark). What cannot be cut, or would work
+behind the back of sampling, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ramet.errors import GrammarError, shown
+from ramet.structured.regex import MAX_COPIES, check_regex
+from ramet.structured.schema import checked_schema
+
+__all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
+
+MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
+_MAX_NESTING = 30
+_MAX_TOKENS = 20_000
+_DIRECTIVES = {"%ignore", "%import"}
+_OPTIONS = {
+    "stop": "which takes tokens back that were given out; use lazy or suffix",
+    "stop_capture": "which takes tokens back that were given out; use lazy or suffix",
+    "max_tokens": "which depends on how a text is cut into tokens; bound the pattern itself, as in /.{0,100}/",
+    "temperature": "which belongs to the request",
+}
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space> \s+ | (?://|\#)[^\n]* )
+    | (?P<string> "(?:\\.|[^"\\\n])*"i? )
+    | (?P<regex> /(?!/)(?:\\.|[^/\\])+/[imslux]* )
+    | (?P<special> <[^<>\s]*> )
+    | (?P<directive> %[a-z]+ )
+    | (?P<count> \{\s*\d*\s*,?\s*\d*\s*\} | ~\s*\d+(?:\s*\.\.\s*\d+)? )
+    | (?P<name> [?!]?[A-Za-z_][\w.-]* )
+    | (?P<mark> -> | :: | [:|()\[\]*+?=,&~@] )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+def is_ebnf(text: str) -> bool:
+    """Whether a grammar is EBNF as llama.cpp and xgrammar write it: its rules are made with ``::=``."""
+    return re.search(r"^\s*[A-Za-z_][\w-]*\s*::=", text, re.MULTILINE) is not None
+
+
+def checked_lark(text: str) -> str:
+    """The grammar as the compiler gets it. Raises ``GrammarError``."""
+    parts: list[str] = []
+    rules = nesting = deepest = 0
+    before = ""
+    tokens = list(_tokens(text))
+    if len(tokens) > _MAX_TOKENS:
+        raise GrammarError(f"the grammar has {len(tokens):,} tokens; at most {_MAX_TOKENS:,} are taken")
+    for token in tokens:
+        _check(token, before)
+        if token.text in ("(", "["):
+            nesting += 1
+            deepest = max(deepest, nesting)
+        elif token.text in (")", "]"):
+            nesting -= 1
+        elif token.text == ":":
+            rules += 1 + deepest
+            deepest = 0
+        if deepest > _MAX_NESTING:
+            raise GrammarError(f"the grammar has groups more than {_MAX_NESTING} deep; give the inner ones names of their own")
+        if rules + deepest > MAX_RULES:
+            raise GrammarError(f"the grammar has over {MAX_RULES} rules, nested groups counted; make it smaller")
+        parts.append("%json " + checked_schema(token.text) if token.kind == "schema" else token.text)
+        if token.kind != "space":
+            before = token.text
+    return "".join(parts)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    place = 0
+    while place < len(text):
+        if text.startswith("%json", place):
+            start = place
+            place = _after_json(text, place + len("%json"))
+            yield _Token("schema", text[start + len("%json") : place], start)
+            continue
+        found = _TOKEN.match(text, place)
+        if found is None or found.lastgroup is None:
+            line = text.count("\n", 0, place) + 1
+            raise GrammarError(f"the grammar cannot be read at line {line}, from {shown(text[place : place + 20])} on")
+        yield _Token(found.lastgroup, found[0], place)
+        place = found.end()
+
+
+def _after_json(text: str, place: int) -> int:
+    """Where the JSON value after ``place`` ends."""
+    while place < len(text) and text[place].isspace():
+        place += 1
+    try:
+        return json.JSONDecoder().raw_decode(text, place)[1]
+    except (ValueError, RecursionError):
+        raise GrammarError("%json is not followed by a JSON schema that can be read") from None
+
+
+def _check(token: _Token, before: str) -> None:
+    match token.kind:
+        case "regex":
+            check_regex(token.text[1 : token.text.rindex("/")])
+        case "directive" if token.text not in _DIRECTIVES:
+            raise GrammarError(f"the grammar has {shown(token.text)}; {', '.join(sorted(_DIRECTIVES))} and %json are supported")
+        case "special" if token.text.startswith("<["):
+            raise GrammarError("the grammar names tokens by number; name them by their text, as in <|im_start|>")
+        case "count" if max((int(n[:20]) for n in re.findall(r"\d+", token.text)), default=0) > MAX_COPIES:
+            raise GrammarError(
+                f"the grammar repeats something {shown(token.text)}; at most {MAX_COPIES:,} times, or without an upper bound"
+            )
+        case "mark" if token.text in ("@", "::"):
+            raise GrammarError(f"the grammar has {shown(token.text)}, which is not supported")
+        case "mark" if token.text == "=" and before in _OPTIONS:
+            raise GrammarError(f"the grammar has the option {before}, {_OPTIONS[before]}")
+        case "name" if token.text in ("stop", "temperature") and before == "[":
+            raise GrammarError(f"the grammar has the option {token.text}, {_OPTIONS[token.text]}")

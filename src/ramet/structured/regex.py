@@ -1,0 +1,83 @@
+"""Bounds on a regular expression, before anything compiles it.
+
+Nothing here decides what a pattern means: that is for the compiler (syntax of the Rust ``regex`` crate, without look-around).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ramet.errors import GrammarError, shown
+
+__all__ = ["MAX_COPIES", "MAX_GROUPS_DEEP", "check_regex"]
+
+MAX_GROUPS_DEEP = 100
+MAX_COPIES = 100_000  # how often one piece of a pattern may be repeated, nested counts multiplied
+
+_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
+
+
+def check_regex(pattern: str) -> None:
+    """Raise ``GrammarError`` where groups are too deep or repetitions too many. One pass, linear in the pattern.
+
+    A repetition without an upper bound counts as its lower one, because a loop costs no copies.
+    """
+    if _VERBOSE.search(pattern):
+        raise GrammarError("the regex has the flag x, which is not supported; write it without spaces and comments")
+    outer: list[int] = []  # for each open group the copies of the costliest piece before it
+    worst, last = 1, 1  # of the group we are in; of the piece that a repetition would apply to
+    place = 0
+    while place < len(pattern):
+        char = pattern[place]
+        if char == "\\":
+            last, place = 1, place + 2
+        elif char == "[":
+            last, place = 1, _after_class(pattern, place)
+        elif char == "(":
+            outer.append(worst)
+            worst = last = 1
+            place += 1
+            if len(outer) > MAX_GROUPS_DEEP:
+                raise GrammarError(f"the regex has groups more than {MAX_GROUPS_DEEP} deep; flatten it")
+        elif char == ")" and outer:
+            last = worst
+            worst = max(outer.pop(), last)
+            place += 1
+        elif char == "{" and (count := _COUNT.match(pattern, place)):
+            last *= max(1, _number(count[3]) or _number(count[1]))
+            worst = max(worst, last)
+            place = count.end()
+            if last > MAX_COPIES:
+                raise GrammarError(
+                    f"the regex repeats a piece {shown(last)} times; at most {MAX_COPIES:,}, or without an upper bound"
+                )
+        else:
+            last = last if char in "*+?" else 1
+            place += 1
+
+
+def _number(digits: str) -> int:
+    return int(digits[:20] or 0)  # a longer one is over every limit anyway
+
+
+def _after_class(pattern: str, place: int) -> int:
+    """Where the class that begins at ``place`` ends; classes may be nested, and ``]`` stands for itself at their start."""
+    depth = 0
+    while place < len(pattern):
+        char = pattern[place]
+        if char == "\\":
+            place += 2
+            continue
+        place += 1
+        if char == "[":
+            depth += 1
+            if depth > MAX_GROUPS_DEEP:
+                raise GrammarError(f"the regex has classes more than {MAX_GROUPS_DEEP} deep; flatten it")
+            place += pattern.startswith("^", place)
+            place += pattern.startswith("]", place)
+        elif char == "]":
+            depth -= 1
+            if not depth:
+                break
+    return place
