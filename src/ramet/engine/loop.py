@@ -69,7 +69,7 @@ class EngineLoop:
         except EngineDead:
             raise
         except RametError as error:
-            self._emit(Refused(command.request_id, str(error)))
+            self._emit(Refused(command.request_id, str(error), isinstance(error, InvalidRequest)))
         except Exception as error:  # whatever it is, it is this request's alone
             self._emit(Refused(command.request_id, f"the engine could not take the request: {shown(error, 200)}"))
 

@@ -128,10 +128,11 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """A request that the engine did not take after all."""
+    """A request that the engine did not take after all: by the caller's fault, which only the engine could see, or a defect."""
 
     request_id: str
     message: str
+    is_callers_fault: bool = False
 
 
 class Flushed(msgspec.Struct, tag=True, frozen=True):

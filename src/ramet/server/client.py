@@ -324,8 +324,8 @@ class EngineClient:
                 self._progress(what, done, total)
             case Ready():
                 self._on_ready(event)
-            case Refused(request_id, message):
-                self._end(request_id, RequestFailed(message))
+            case Refused(request_id, message, is_callers_fault):
+                self._end(request_id, InvalidRequest(message) if is_callers_fault else RequestFailed(message))
             case Flushed(number, num_pages, error):
                 self._on_flushed(number, num_pages, error)
             case Failed(message):
