@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator
-from operator import itemgetter
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,7 +17,9 @@ from ramet.engine.assemble import Logprob
 from ramet.server.client import Generation, Prompted
 from ramet.server.errors import Dialect, Problem, error_event
 from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.openai_logprobs import chat_logprobs
 from ramet.server.schemas.body import decode_body, ignored_header
+from ramet.server.schemas.openai import TokenLogprob
 from ramet.server.schemas.responses import (
     Incomplete,
     InputDetails,
@@ -37,15 +39,14 @@ from ramet.server.schemas.responses import (
     TextDone,
     TextFormat,
     TextOptions,
-    TokenLogprob,
-    TopLogprob,
 )
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, Piece, answered, pieces, sse
-from ramet.server.translate import namespace_of
-from ramet.text.tokenizer import Tokenizer
+from ramet.server.translate import Translator, namespace_of
 
 __all__ = ["create_response"]
+
+T = TypeVar("T")
 
 _TEXT = TextOptions(TextFormat("text"))
 
@@ -70,12 +71,12 @@ async def create_response(request: Request) -> Response | EventStream:
     )
     begun = _begun(asked, model, sampling)
     (generation,) = services.client.submit([prompted], begun.id)
-    answer = _Answer(generation, begun, services.translator.tokenizer, sampling.logprobs or 0, request_id_of(scope))
+    answer = _Answer(generation, begun, services.translator, request_id_of(scope))
     headers = ignored_header([*unknown, *asked.unserved()])
     if asked.stream:
         return EventStream(answer.events(), [generation], answer.failed, headers)
     await answered([generation], request.receive)
-    return Response(msgspec.json.encode(answer.whole()), headers=headers, media_type="application/json")
+    return Response(await answer.body(), headers=headers, media_type="application/json")
 
 
 def _begun(asked: ResponseRequest, model: str, sampling: SamplingParams) -> ResponseReply:
@@ -103,13 +104,10 @@ def _begun(asked: ResponseRequest, model: str, sampling: SamplingParams) -> Resp
 class _Answer:
     """One response in the making. Its events are numbered from 0, without a gap."""
 
-    def __init__(
-        self, generation: Generation, begun: ResponseReply, tokenizer: Tokenizer, num_best: int, request_id: str
-    ) -> None:
+    def __init__(self, generation: Generation, begun: ResponseReply, translator: Translator, request_id: str) -> None:
         self._generation = generation
         self._begun = begun
-        self._tokenizer = tokenizer
-        self._num_best = num_best
+        self._translator = translator
         self._request_id = request_id
         self._item_id = f"msg_{uuid.uuid4().hex}"
         self._numbers = itertools.count()
@@ -124,10 +122,13 @@ class _Answer:
             for piece in news:
                 if piece.text or piece.logprobs:
                     yield self._delta(piece)
-        yield self._closing()
+        yield await self._made(self._closing)
 
-    def whole(self) -> ResponseReply:
-        """The response at its end."""
+    async def body(self) -> bytes:
+        """The whole response, once the generation is finished."""
+        return await self._made(lambda: msgspec.json.encode(self._whole()))
+
+    def _whole(self) -> ResponseReply:
         output = self._generation.output
         (answer,), usage = output.outputs, output.usage
         is_cut = answer.finish_reason == "length"
@@ -137,7 +138,7 @@ class _Answer:
             status=status,
             completed_at=None if is_cut else int(time.time()),
             incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
-            output=[self._item(status, OutputText(answer.text, self._logprobs(answer.logprobs or [])))],
+            output=[self._item(status, OutputText(answer.text, self._logprobs(answer.logprobs)))],
             usage=ResponseUsage(
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=InputDetails(usage.cached_tokens),
@@ -170,7 +171,7 @@ class _Answer:
         return _event(TextDelta("response.output_text.delta", self._next(), self._item_id, piece.text, logprobs))
 
     def _closing(self) -> bytes:
-        reply = self.whole()
+        reply = self._whole()
         (item,) = reply.output
         (part,) = item.content
         return b"".join(
@@ -188,18 +189,15 @@ class _Answer:
     def _item(self, status: Status, *content: OutputText) -> OutputMessage:
         return OutputMessage(self._item_id, status, list(content))
 
-    def _logprobs(self, found: list[dict[int, Logprob]]) -> list[TokenLogprob]:
-        return [self._token(one) for one in found]
+    def _logprobs(self, found: list[dict[int, Logprob]] | None) -> list[TokenLogprob]:
+        if not found:
+            return []
+        return chat_logprobs(found, self._generation.request.sampling.logprobs or 0, self._translator.tokenizer).content
 
-    def _token(self, by_id: dict[int, Logprob]) -> TokenLogprob:
-        """The chosen token is the first; the best are as many as were asked for, it among them or not."""
-        chosen, *_ = told = [self._top(token_id, one) for token_id, one in by_id.items()]
-        ranks = [one.rank for one in by_id.values()]
-        best = [top for _, top in sorted(zip(ranks, told, strict=True), key=itemgetter(0))][: self._num_best]
-        return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, best)
-
-    def _top(self, token_id: int, one: Logprob) -> TopLogprob:
-        return TopLogprob(one.decoded_token, one.logprob, list(self._tokenizer.token_bytes(token_id)))
+    async def _made(self, make: Callable[[], T]) -> T:
+        """An end with logprobs may be long to make: that is done where no one has to wait for it."""
+        has_logprobs = self._generation.request.sampling.logprobs is not None
+        return await self._translator.run(make) if has_logprobs else make()
 
 
 def _event(event: StreamEvent) -> bytes:

@@ -30,7 +30,7 @@ class Services:
 
     def model(self, asked: str | None) -> str:
         """The name that an answer bears: the one asked for, or the model's own. Raises a 404 for another model's."""
-        if asked is None:
+        if not asked:
             return self.model_names[0]
         if asked not in self.model_names:
             names = ", ".join(self.model_names)

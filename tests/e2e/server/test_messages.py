@@ -239,6 +239,7 @@ def test_a_conversation_with_tools_is_served(tools_server: Served) -> None:
     [
         ({"messages": []}, "messages is empty"),
         ({"messages": None}, "messages: expected array"),
+        ({"messages": [user("x")] * 4097}, "messages: expected array of length <= 4096"),
         ({"max_tokens": None}, "max_tokens: expected int"),
         ({"max_tokens": -1}, "max_tokens: expected int >= 0"),
         ({"max_tokens": 10**18}, "max_tokens: expected int <= 2147483647"),

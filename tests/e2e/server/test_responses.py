@@ -289,6 +289,8 @@ def test_a_conversation_with_tools_is_served(tools_server: Served) -> None:
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),
+        ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

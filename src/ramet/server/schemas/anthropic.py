@@ -40,6 +40,8 @@ __all__ = [
     "ToolChoice",
 ]
 
+_MAX_MESSAGES = msgspec.Meta(max_length=4096)
+_MAX_TOOLS = msgspec.Meta(max_length=128)
 _MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
@@ -96,10 +98,10 @@ class OutputConfig(msgspec.Struct):
 class ConversationRequest(SamplingFields, kw_only=True):
     """What a prompt is made of: all that counting its tokens needs. Sampling fields count for nothing there."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], _MAX_MESSAGES]
     model: str | None = None
     system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], _MAX_TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

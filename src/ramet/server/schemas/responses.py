@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ramet.errors import InvalidRequest, shown
+from ramet.server.schemas.openai import TokenLogprob
 from ramet.server.schemas.sampling import SamplingFields
 
 __all__ = [
@@ -35,8 +36,6 @@ __all__ = [
     "TextDone",
     "TextFormat",
     "TextOptions",
-    "TokenLogprob",
-    "TopLogprob",
 ]
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -48,6 +47,8 @@ _CONSTRAINED = {"json_schema", "json_object"}
 
 _MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+_MAX_ITEMS = msgspec.Meta(max_length=4096)
+_MAX_TOOLS = msgspec.Meta(max_length=128)
 
 
 # ---- what is asked
@@ -102,7 +103,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ``stop``, ``seed`` and their like, ``cache_salt`` and ``priority`` are beyond OpenAI's own.
     """
 
-    input: str | list[Item]
+    input: str | Annotated[list[Item], _MAX_ITEMS]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: _MaxTokens | None = None
@@ -110,7 +111,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], _MAX_TOOLS] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -253,21 +254,6 @@ def _function(tool: FunctionTool, where: str) -> dict[str, Any]:
 
 
 # ---- what is answered
-
-
-class TopLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct):
-    """A token that was chosen, and the best ones in its place."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
