@@ -270,8 +270,7 @@ class Metrics:
         yield _gauge("ramet:engine_state", "1 for the state that the engine is in", states, "state")
         yield _gauge("ramet:running_sequences", "Sequences that run", now.num_running)
         yield _gauge("ramet:waiting_sequences", "Sequences that wait, put back ones among them", now.num_waiting)
-        pages = _pages(client.stats)
-        yield _gauge("ramet:kv_pages", "Pages by owner; locked ones are cached and in use", pages, "state")
+        yield _gauge("ramet:kv_pages", "Pages by owner; locked ones are cached and in use", _pages(client), "state")
         yield _gauge("ramet:kv_usage_ratio", "Share of the pages that running sequences hold", _kv_usage(client.stats))
         yield _gauge("ramet:cache_nodes", "Nodes of the prefix tree", client.stats.kv.num_nodes if client.stats else 0)
         yield _gauge("ramet:cache_hit_ratio", "Share of prompt tokens reused since the start", _share(now))
@@ -370,10 +369,11 @@ def _finish_reason(outputs: Sequence[CompletionOutput]) -> str:
     return "abort" if "abort" in reasons else reasons[0] or "abort"
 
 
-def _pages(stats: EngineStats | None) -> dict[str, float]:
-    if stats is None:
-        return {}
-    kv = stats.kv
+def _pages(client: EngineClient) -> dict[str, float]:
+    """All are free before an engine's first step, which is what its numbers come with."""
+    if client.stats is None:
+        return {"free": client.ready.num_pages if client.ready else 0, "private": 0, "cached": 0, "locked": 0}
+    kv = client.stats.kv
     return {
         "free": kv.num_free_pages,
         "private": kv.num_private_pages,

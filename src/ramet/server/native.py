@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -36,7 +37,8 @@ from ramet.server.translate import Encoded, Translator, namespace_of
 __all__ = ["detokenize", "generate", "tokenize"]
 
 _DEFAULT_MAX_TOKENS = 128  # SGLang's
-_MAX_PROMPTS = 1024
+_MAX_ANSWERS = 1024  # of one request
+_MAX_LOGPROBS = 1 << 20  # of one request: some 200 MB
 _MAX_NAME_CHARS = 256
 _UNSUPPORTED = (
     "image_data",
@@ -50,7 +52,7 @@ _UNSUPPORTED = (
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-def _json(told: msgspec.Struct | Sequence[msgspec.Struct], ignored: Sequence[str]) -> Response:
+def _json(told: msgspec.Struct, ignored: Sequence[str]) -> Response:
     return Response(msgspec.json.encode(told), headers=ignored_header(ignored), media_type="application/json")
 
 
@@ -119,10 +121,10 @@ async def generate(request: Request) -> Response | EventStream:
         def failed(problem: Problem) -> bytes:
             return error_event(problem, Dialect.OPENAI, request_id)
 
-        return EventStream(_events(batch), batch.generations, failed, ignored_header(ignored))
+        return EventStream(_events(batch, services.translator), batch.generations, failed, ignored_header(ignored))
     await answered(batch.generations, request.receive)
-    told = batch.answers()
-    return _json(told[0] if batch.is_single else told, ignored)
+    content = await _made(services.translator, batch, batch.whole)
+    return Response(content, headers=ignored_header(ignored), media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,21 @@ class _Batch:
         """Whether the answer is an object, where otherwise it is a list."""
         return not self.is_list and len(self.generations[0].output.outputs) == 1
 
-    def answers(self) -> list[GenerateAnswer]:
-        return [
+    def whole(self) -> bytes:
+        """All answers as JSON, once they are finished."""
+        told = [
             self.answer(position, answer)
             for position, generation in enumerate(self.generations)
             for answer in generation.output.outputs
         ]
+        return msgspec.json.encode(told[0] if self.is_single else told)
+
+    def event(self, position: int, answer: CompletionOutput) -> bytes:
+        """What a stream says of an answer: all of it so far."""
+        told = self.answer(position, answer)
+        if not self.is_single:
+            told.index = self.index(position, answer)
+        return sse(told)
 
     def answer(self, position: int, answer: CompletionOutput) -> GenerateAnswer:
         """One answer as far as it is there, of the prompt at ``position``."""
@@ -164,6 +175,7 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
             raise InvalidRequest(f"{name} is not supported; send text or input_ids", name)
     prompts, is_list = await _prompts(services.translator, wanted)
     sampling = _samplings(services.translator, wanted, len(prompts))
+    _check_work(prompts, sampling, services.client.limits.max_total_tokens)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
     namespace = namespace_of(caller_of(request.scope), wanted.cache_salt)
@@ -203,9 +215,9 @@ def _given_prompts(token_ids: list[int | list[int]]) -> tuple[list[Encoded], boo
     return [Encoded(one, None) for one in lists], True
 
 
-def _check_count(num_prompts: int, param: str) -> None:
-    if not 0 < num_prompts <= _MAX_PROMPTS:
-        raise InvalidRequest(f"{param} has {num_prompts:,} prompts; send 1 to {_MAX_PROMPTS:,} at a time", param)
+def _check_count(num_answers: int, param: str) -> None:
+    if not 0 < num_answers <= _MAX_ANSWERS:
+        raise InvalidRequest(f"the request asks for {num_answers:,} answers; send for 1 to {_MAX_ANSWERS:,} at a time", param)
 
 
 def _names(wanted: GenerateRequest, num_prompts: int) -> list[str]:
@@ -248,14 +260,35 @@ def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateS
     return translator.sampling(fields | {name: value for name, value in renamed.items() if value is not None})
 
 
-async def _events(batch: _Batch) -> AsyncIterator[bytes]:
+def _check_work(prompts: Sequence[Encoded], sampling: Sequence[SamplingParams], max_total_tokens: int) -> None:
+    """What one request may make the server hold is bounded before any of it is made (T14)."""
+    _check_count(sum(one.n for one in sampling), "sampling_params")
+    num_logprobs = 0
+    for prompt, one in zip(prompts, sampling, strict=True):
+        size = len(prompt.token_ids)
+        num_told = min(size + (one.max_tokens or 0), max_total_tokens) - (size if one.prompt_logprobs is None else 0)
+        num_logprobs += 0 if one.logprobs is None else num_told * one.n * (one.logprobs + 1)
+    if num_logprobs > _MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"the request may have {num_logprobs:,} logprobs, over {_MAX_LOGPROBS:,}; lower top_logprobs_num or max_new_tokens, "
+            "or send fewer prompts at a time",
+            "top_logprobs_num",
+        )
+
+
+async def _events(batch: _Batch, translator: Translator) -> AsyncIterator[bytes]:
     async for position, news in pieces_of(batch.generations):
         for piece in news:
-            told = batch.answer(position, piece.answer)
-            if not batch.is_single:
-                told.index = batch.index(position, piece.answer)
-            yield sse(told)
+            if piece.finish_reason is None:
+                yield batch.event(position, piece.answer)
+            else:
+                yield await _made(translator, batch, partial(batch.event, position, piece.answer))
     yield b"data: [DONE]\n\n"
+
+
+async def _made(translator: Translator, batch: _Batch, make: Callable[[], bytes]) -> bytes:
+    """What ``make`` gives; where it has logprobs, which may be many, it is made where nobody has to wait for it."""
+    return await translator.run(make) if batch.wanted.return_logprob else make()
 
 
 def _meta(wanted: GenerateRequest, name: str, generation: Generation, answer: CompletionOutput) -> MetaInfo:
@@ -269,7 +302,8 @@ def _meta(wanted: GenerateRequest, name: str, generation: Generation, answer: Co
     )
     if generation.finished_s is not None:
         meta.e2e_latency = max(0.0, generation.finished_s - generation.request.arrival_s)
-    if answer.logprobs is not None:
+    # While an answer grows its logprobs are left out: to say them all again with each token would be work without bound.
+    if answer.logprobs is not None and answer.finish_reason is not None:
         with_text = wanted.return_text_in_logprobs
         meta.output_token_logprobs = [_chosen(entry, with_text) for entry in answer.logprobs]
         if wanted.top_logprobs_num:

@@ -14,6 +14,7 @@ from support.serving import fake_client, fake_engine
 
 from ramet.core.sampling import SamplingParams
 from ramet.engine.engine import EngineStats
+from ramet.engine.wire import Ready
 from ramet.kv.manager import KVStats
 from ramet.runner.fake import VirtualClock
 from ramet.schedule.scheduler import SchedulerStats
@@ -32,6 +33,7 @@ class Client:
     num_waiting: int = 0
     state: EngineState = EngineState.READY
     generations: list[Generation] = field(default_factory=list)
+    ready: Ready | None = None
 
 
 def stats(
@@ -221,7 +223,19 @@ def test_before_the_first_engine_all_is_zero() -> None:
     found = told(Metrics(["vllm", "sglang"]), Client(num_starts=1, num_waiting=2, state=EngineState.STARTING))
     assert found["ramet:waiting_sequences",] == 2
     assert found["ramet:kv_usage_ratio",] == 0
+    assert found["ramet:kv_pages", "free"] == 0
     assert found["vllm:kv_cache_usage_perc", "0", ""] == 0
+
+
+def test_before_its_first_step_an_engine_has_free_pages() -> None:
+    _, ready = fake_engine(num_pages=48)
+    found = told(Metrics(), Client(ready=ready))
+    assert {state: found["ramet:kv_pages", state] for state in ("free", "private", "cached", "locked")} == {
+        "free": 48,
+        "private": 0,
+        "cached": 0,
+        "locked": 0,
+    }
 
 
 # ---- other engines' names
