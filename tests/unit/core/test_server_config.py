@@ -22,7 +22,7 @@ def test_loopback_needs_no_key(host):
     assert ServerConfig(host=host).is_local
 
 
-BEYOND = ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.1", "2130706433", "localhost.example.org", "128.0.0.1", "::2"]
+BEYOND = ["0.0.0.0", "::", "203.0.113.1", "example.org", "127.1", "2130706433", "localhost.example.org", "128.0.0.1", "::2"]
 
 
 @pytest.mark.parametrize("host", BEYOND)

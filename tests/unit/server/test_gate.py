@@ -195,7 +195,7 @@ def test_no_keys_no_questions() -> None:
     site = Site()
     site.ask()
     assert site.seen[0][0] == Caller("", is_admin=True)
-    site.ask(peer="10.9.8.7")
+    site.ask(peer="203.0.113.7")
     assert site.seen[1][0] == Caller("", is_admin=False)
 
 
@@ -261,12 +261,12 @@ def test_t23_admin_paths_need_the_admin_key(path: str) -> None:
 def test_t23_without_an_admin_key_they_exist_on_this_machine_only() -> None:
     open_site = Site()
     assert open_site.ask("/server_info").status == 200
-    assert open_site.ask("/server_info", peer="10.9.8.7").status == 403
+    assert open_site.ask("/server_info", peer="203.0.113.7").status == 403
     assert open_site.ask("/server_info", peer=None).status == 403
     keyed = Site(keys=["k1"])
     assert keyed.ask("/server_info").status == 401
     assert keyed.ask("/server_info", headers=bearer("k1")).status == 200
-    assert keyed.ask("/server_info", headers=bearer("k1"), peer="10.9.8.7").status == 403
+    assert keyed.ask("/server_info", headers=bearer("k1"), peer="203.0.113.7").status == 403
     assert Site(admin="root").ask("/server_info").status == 401
 
 
