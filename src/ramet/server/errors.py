@@ -115,6 +115,8 @@ def error_response(problem: Problem, dialect: Dialect, request_id: str) -> Respo
     headers = {"retry-after": str(problem.retry_after_s)} if problem.retry_after_s else {}
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if dialect is Dialect.ANTHROPIC:
+        headers["request-id"] = request_id
     body = error_body(problem, dialect, request_id)
     return Response(body, problem.status, headers, media_type="application/json")
 

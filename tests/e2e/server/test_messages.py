@@ -16,10 +16,12 @@ from support.http import CONTEXT, MODEL_NAME, Served, events
 from ramet.server.schemas.anthropic import ConversationRequest, MessageRequest
 
 anthropic = pytest.importorskip("anthropic")
+pydantic = pytest.importorskip("pydantic")
 
 PATH = "/v1/messages"
 LETTERS = list(range(97, 123))  # the tiny model's tokens are bytes
 EOS = 256
+NO_BLANKS = {9: -100, 10: -100, 13: -100, 32: -100}
 OPENING = ["message_start", "content_block_start", "ping"]
 CLOSING = ["content_block_stop", "message_delta", "message_stop"]
 DELTA = "content_block_delta"
@@ -131,6 +133,20 @@ def test_the_asynchronous_client(server: Served) -> None:
     whole, streamed, count = asyncio.run(work())
     assert whole == streamed != ""
     assert count > len("hello")
+
+
+class Verdict(pydantic.BaseModel):
+    is_true: bool
+    number: int
+
+
+def test_an_answer_of_a_type(client: Any) -> None:
+    """Blanks are ruled out: a model of random weights may write them for ever."""
+    fields = ask(max_tokens=300) | {"output_format": Verdict, "extra_body": {"logit_bias": NO_BLANKS, "seed": 1}}
+    parsed = client.messages.parse(**fields).parsed_output
+    assert isinstance(parsed, Verdict)
+    with client.messages.stream(**fields) as stream:
+        assert stream.get_final_message().parsed_output == parsed
 
 
 def test_a_second_turn_reuses_the_first(client: Any) -> None:
@@ -273,6 +289,7 @@ def test_a_conversation_with_tools_is_served(tools_server: Served) -> None:
         ({"tools": [{"name": "f", "input_schema": {}}]}, "no place for tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice 'any' is not here yet"),
         ({"output_config": {"format": {"type": "poem"}}}, "output_config.format is"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}}, "thing"),
         ({"stop_sequences": [""]}, "each stop is a string of 1"),
         ({"temperature": -1.0}, "temperature is a number from 0"),
         ({"top_k": 1.5}, "top_k: expected int"),
@@ -286,7 +303,7 @@ def test_what_cannot_be_served_is_refused_in_words(server: Served, fields: dict[
         assert response.status == 400
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
         assert words in body["error"]["message"]
-        assert body["request_id"] == response.headers["x-request-id"]
+        assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
 
 
 def test_the_clients_own_errors(client: Any) -> None:
