@@ -15,7 +15,12 @@ __all__ = ["decode_body", "ignored_header"]
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LARGE_BYTES = 1 << 16
-_MAX_CONTAINERS = 50_000  # lists and objects: decoding that many takes some 20 ms, for which nobody else is served
+_MOST = {  # of each in a body: decoding that many takes some 20 ms, for which nobody else is served
+    "lists": (b"[", 50_000),
+    "objects": (b"{", 50_000),
+    "names of fields": (b'":', 60_000),
+    "commas": (b",", 300_000),  # more than any prompt has token ids
+}
 _WHERE = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
 _NO_HEADER = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -28,8 +33,8 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
 
     Raises ``InvalidRequest`` naming the field for what is not JSON, not an object, of a wrong type or without a field it needs.
     """
-    if len(body) > _LARGE_BYTES and (count := body.count(b"{") + body.count(b"[")) > _MAX_CONTAINERS:
-        raise InvalidRequest(f"the body has {count:,} braces and brackets, over {_MAX_CONTAINERS:,}; send less at a time")
+    if len(body) > _LARGE_BYTES:
+        _check_counts(body)
     try:
         request = msgspec.json.decode(body, type=kind)
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -41,6 +46,13 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         raise InvalidRequest("the body is nested too deep") from None
     known = set(kind.__struct_encode_fields__)
     return request, [name for name in fields if name not in known]
+
+
+def _check_counts(body: bytes) -> None:
+    """Before anything is decoded. What stands in texts counts as well: no prompt of so many fits a model's context."""
+    for what, (sign, most) in _MOST.items():
+        if (count := body.count(sign)) > most:
+            raise InvalidRequest(f"the body has {count:,} {what}, over {most:,}; send less at a time")
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
