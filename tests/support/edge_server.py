@@ -31,6 +31,7 @@ class App:
     num_chunks: int = 0
     is_held: bool = False  # /echo reads nothing while it is
     chunk: bytes = b"x" * 1000
+    pause_s: float = 0.001  # between chunks
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         self.scopes.append(scope)
@@ -80,7 +81,7 @@ class App:
         while not gone.done():
             await send({"type": "http.response.body", "body": self.chunk, "more_body": True})
             self.num_chunks += 1
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(self.pause_s)
         self.num_left += (await gone)["type"] == "http.disconnect"
 
 
@@ -174,11 +175,11 @@ def eventually(holds: Callable[[], bool], seconds: float = 3.0) -> bool:
 
 
 @contextlib.contextmanager
-def serving(limits: HttpLimits | None = None) -> Iterator[Edge]:
+def serving(limits: HttpLimits | None = None, host: str = "127.0.0.1") -> Iterator[Edge]:
     app = App()
     protocol = bounded_http(limits)
     options = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "loop": "uvloop"}
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, http=protocol, timeout_graceful_shutdown=2, **options))
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=0, http=protocol, timeout_graceful_shutdown=2, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -9,9 +9,18 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Connection", "Connections", "ErrorBody", "HttpLimits", "connection_limit", "openai_error_body", "watch_peer"]
+__all__ = [
+    "ClientTransport",
+    "Connection",
+    "Connections",
+    "ErrorBody",
+    "HttpLimits",
+    "connection_limit",
+    "openai_error_body",
+    "watch_peer",
+]
 
 ErrorBody = Callable[[int, str], bytes]
 """The JSON of an error answer, from its status and a sentence for the client."""
@@ -93,6 +102,9 @@ class Connection(Protocol):
     def let_go(self) -> None:
         """Ends a connection that has no request."""
 
+    def hang_up(self) -> None:
+        """Closes. Called once."""
+
 
 class Connections:
     """What the connections of one server share. Belongs to the thread of its event loop."""
@@ -124,11 +136,42 @@ class Connections:
 
     def _go_round(self, loop: asyncio.AbstractEventLoop) -> None:
         self._round = None
+        if not (self.served or self.refused):
+            return
+        self._round = loop.call_later(self.limits.round_s, self._go_round, loop)
         now = loop.time()
         for connection in [*self.served, *self.refused]:
             connection.look_at_clock(now)
-        if self.served or self.refused:
-            self._round = loop.call_later(self.limits.round_s, self._go_round, loop)
+
+
+class ClientTransport(asyncio.Transport):
+    """The transport as uvicorn sees it: ``close`` is the connection's to carry out, the rest passes through."""
+
+    def __init__(self, wire: asyncio.Transport, connection: Connection) -> None:
+        super().__init__()
+        self._wire = wire
+        self._connection = connection
+        self.is_hung_up = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._wire.write(data)
+
+    def close(self) -> None:
+        if not self.is_closing():
+            self.is_hung_up = True
+            self._connection.hang_up()
+
+    def is_closing(self) -> bool:
+        return self.is_hung_up or self._wire.is_closing()
+
+    def pause_reading(self) -> None:
+        self._wire.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._wire.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)
 
 
 def watch_peer(sock: socket.socket, limits: HttpLimits) -> None:
@@ -145,7 +188,9 @@ def watch_peer(sock: socket.socket, limits: HttpLimits) -> None:
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(limits.unacked_s * 1000)),
         (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", limits.max_write_bytes),
     ]
+    direct = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())  # the loop's own makes one for each call
     for level, name, value in options:
         if hasattr(socket, name):
             with contextlib.suppress(OSError):  # a Unix socket has no TCP options
-                sock.setsockopt(level, getattr(socket, name), value)
+                direct.setsockopt(level, getattr(socket, name), value)
+    direct.detach()

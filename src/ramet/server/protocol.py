@@ -20,7 +20,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ramet.server.connections import Connections, ErrorBody, HttpLimits, openai_error_body, watch_peer
+from ramet.server.connections import ClientTransport, Connections, ErrorBody, HttpLimits, openai_error_body, watch_peer
 
 __all__ = ["BoundedHttpProtocol", "bounded_http"]
 
@@ -29,6 +29,8 @@ _logger = logging.getLogger("ramet.server")
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"))
 _VERSIONS = ("1.0", "1.1")
 _NEVER = math.inf
+_FREE_CHUNKS = 1024  # that may be as short as they like; a chunk costs a microsecond or two however short it is,
+_MEAN_CHUNK_BYTES = 32  # and a read of 250 kB shall not hold up the event loop for more than some 5 ms
 _REFUSED_KEPT = 16  # connections over the limit that may stay for a moment to read their 503; connection_limit spares as many
 
 
@@ -49,34 +51,7 @@ class _Phase(enum.Enum):
     BODY = enum.auto()
 
 
-class _Transport(asyncio.Transport):
-    """The transport as uvicorn sees it: ``close`` is the connection's to carry out, the rest passes through."""
-
-    def __init__(self, wire: asyncio.Transport, connection: BoundedHttpProtocol) -> None:
-        super().__init__()
-        self._wire = wire
-        self._connection = connection
-        self.is_hung_up = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._wire.write(data)
-
-    def close(self) -> None:
-        if not self.is_closing():
-            self.is_hung_up = True
-            self._connection.hang_up()
-
-    def is_closing(self) -> bool:
-        return self.is_hung_up or self._wire.is_closing()
-
-    def pause_reading(self) -> None:
-        self._wire.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._wire.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._wire.get_extra_info(name, default)
+_REQUEST, _HEAD, _BODY = _Phase  # to look a member up in its class is slow, and this is asked at every read
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -92,12 +67,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = self.shared.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn only adds it to a time
         self._wire: asyncio.Transport
-        self._phase = _Phase.REQUEST
+        self._phase = _REQUEST
         self._deadline = _NEVER
         self._stall_deadline = _NEVER
         self._stalled_bytes = 0
         self._received = 0  # bytes of this head or body, as they came; those of the read in which it began may be left out
         self._body_bytes = 0
+        self._num_chunks = 0
         self._is_deaf = False  # whatever still comes is thrown away
         self._is_resuming = False
         self._last_started: RequestResponseCycle | None = None
@@ -107,7 +83,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         limits = self.shared.limits
         self._wire = transport
-        super().connection_made(_Transport(transport, self))
+        super().connection_made(ClientTransport(transport, self))
         if self.shared.admit(self):
             transport.set_write_buffer_limits(high=limits.max_write_bytes // 2)
             watch_peer(transport.get_extra_info("socket"), limits)
@@ -136,7 +112,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         now = self.loop.time()
         self._deadline = _NEVER
         self._await_drain(now)
-        if not (self._is_deaf or self._phase is _Phase.BODY):
+        if not (self._is_deaf or self._phase is _BODY):
             self._wire.close()
             return
         self._is_deaf = True
@@ -169,12 +145,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._on_stall(now)
         elif self.flow.read_paused:
             self._deadline = now + limits.body_s
-        elif self._phase is _Phase.REQUEST:
+        elif self._phase is _REQUEST:
             self.let_go()
-        elif self._phase is _Phase.HEAD:
-            self._refuse(408, f"the headers were not complete after {limits.head_s:g} s; send the request again, faster")
         else:
-            self._refuse(408, f"the body was not complete {limits.body_s:g} s after the headers; send the request again, faster")
+            what, seconds = ("headers", limits.head_s) if self._phase is _HEAD else ("body", limits.body_s)
+            self._refuse(408, f"the {what} took longer than {seconds:g} s to arrive; send the request again, faster")
+            if self.transport.is_closing():
+                self._deadline = now + limits.round_s  # it has had its time
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -204,7 +181,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
-        if self._phase is _Phase.REQUEST:
+        if self._phase is _REQUEST:
             self._begin_head()
         self._received += len(data)
         try:
@@ -236,7 +213,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
         Java's client asks for h2c with every POST, and expects its body to be read.
         """
-        framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+        framing = [
+            b"%s: %s\r\n" % header for header in self.scope["headers"] if header[0] in (b"content-length", b"transfer-encoding")
+        ]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self._is_resuming = True
@@ -244,7 +223,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_resuming = False
 
     def _begin_head(self) -> None:
-        self._phase = _Phase.HEAD
+        self._phase = _HEAD
         self._received = 0
         self._deadline = self.loop.time() + self.shared.limits.head_s
         self.shared.quiet.pop(self, None)
@@ -252,9 +231,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _check_received(self) -> None:
         """Bounds what the parser holds but has not yet told: a header that does not end, chunk extensions, trailers."""
         limit = self.shared.limits.max_head_bytes
-        if self._phase is _Phase.HEAD and self._received > limit:
+        if self._phase is _HEAD and self._received > limit:
             raise _head_too_long(limit)
-        if self._phase is _Phase.BODY and self._received - self._body_bytes > limit + self._body_bytes:
+        if self._phase is _BODY and self._received - self._body_bytes > limit + self._body_bytes:
             raise _Refused(400, f"the framing of the chunks is longer than {limit} bytes and than the body; send larger chunks")
 
     # --- the parser's callbacks ------------------------------------------------------------------------------------------
@@ -262,9 +241,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._is_resuming:
             return
-        if self._phase is not _Phase.HEAD:
+        if self._phase is not _HEAD:
             self._begin_head()
-        self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -277,49 +255,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is _Phase.BODY or self._is_resuming:
-            return  # a trailer: it must not change headers that were judged already
-        limits = self.shared.limits
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > limits.max_head_bytes:
-            raise _head_too_long(limits.max_head_bytes)
-        if len(self.headers) >= limits.max_headers:
-            raise _Refused(431, f"the request has more than {limits.max_headers} headers; send fewer")
+        if len(self.headers) >= self.shared.limits.max_headers:
+            raise _Refused(431, f"the request has more than {self.shared.limits.max_headers} headers; send fewer")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_resuming:
             return
         self._check_head()
-        if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False
         super().on_headers_complete()
-        self._phase = _Phase.BODY
-        self._received = self._body_bytes = 0
+        self.headers = []  # for trailers, which must not change what was judged by the headers
+        self._phase = _BODY
+        self._received = self._body_bytes = self._num_chunks = 0
         self._deadline = self.loop.time() + self.shared.limits.body_s
 
     def _check_head(self) -> None:
-        """Refuses what the parser lets through and two readers could take for two different requests."""
+        """Refuses what the parser lets through though two readers could take it for two different requests."""
         version, method = self.parser.get_http_version(), self.parser.get_method()
         if version not in _VERSIONS:
             raise _Refused(400, f"the version is HTTP/{version}; use HTTP/1.1")
         if method not in _METHODS:
             raise _Refused(400, f"the method {method.decode('ascii')} is not one that this server knows; use GET or POST")
         _check_target(self.url)
-        num_hosts = 0
+        if version == "1.0":
+            self.expect_100_continue = False
+        num_hosts = num_bytes = 0
         for name, value in self.headers:
+            num_bytes += len(name) + len(value) + 4
             if name == b"host":
                 num_hosts += 1
             elif name == b"transfer-encoding" and (version == "1.0" or value.strip(b" \t").lower() != b"chunked"):
                 raise _Refused(
                     400, "the transfer encoding is not one that this server knows; use chunked, with HTTP/1.1, or none"
                 )
+        if num_bytes > self.shared.limits.max_head_bytes:
+            raise _head_too_long(self.shared.limits.max_head_bytes)
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise _Refused(400, f"the request has {num_hosts} Host headers; HTTP/1.1 asks for one")
         if len(self.pipeline) >= self.shared.limits.max_pipelined:
             raise _Refused(
                 400, f"more than {self.shared.limits.max_pipelined} requests wait on this connection; read the answers first"
             )
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > _FREE_CHUNKS + self._body_bytes // _MEAN_CHUNK_BYTES:
+            raise _Refused(400, f"the chunks of the body have less than {_MEAN_CHUNK_BYTES} bytes on average; send larger ones")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -328,7 +309,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # the parser takes an upgrade for the end; _ignore_upgrade finds the real one
-        self._phase = _Phase.REQUEST
+        self._phase = _REQUEST
         self._deadline = _NEVER
         super().on_message_complete()
 
@@ -344,10 +325,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        if self._phase is _Phase.BODY and self.cycle is self._last_started:
+        if self._phase is _BODY and self.cycle is self._last_started:
             self.transport.close()  # answered without its body being read: where the next request begins is not worth finding
         super().on_response_complete()
-        if self._phase is _Phase.REQUEST and self._answering is None and not self.transport.is_closing():
+        if self._phase is _REQUEST and self._answering is None and not self.transport.is_closing():
             self.shared.quiet[self] = None
 
     def _tell_disconnected(self) -> None:
@@ -362,7 +343,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self.flow.resume_reading()  # to see it if the client leaves
         cycle = self._answering
-        if cycle is not None and not (cycle is self.cycle and self._phase is _Phase.BODY):
+        if cycle is not None and not (cycle is self.cycle and self._phase is _BODY):
             cycle.keep_alive = False
             return
         if cycle is None or not cycle.response_started:

@@ -65,6 +65,7 @@ MALFORMED = {
     "LF in an extension": post(CHUNKED, b"5;a\nabcde\r\n0\r\n\r\n"),
     "CR in an extension": post(CHUNKED, b"5;a\rb\r\nabcde\r\n0\r\n\r\n"),
     "open quote in an extension": post(CHUNKED, b'5;a="b\r\n"\r\nabcde\r\n0\r\n\r\n'),
+    "5,000 chunks of a byte": post(CHUNKED, b"1\r\na\r\n" * 5000 + b"0\r\n\r\n"),
     "extensions without end": post(CHUNKED, b"5;" + b"a" * 400_000),
     "trailers without end": post(CHUNKED, b"5\r\nabcde\r\n0\r\n" + b"X: y\r\n" * 100_000),
     "a trailer without end": post(CHUNKED, b"5\r\nabcde\r\n0\r\nX: " + b"y" * 600_000),
@@ -125,7 +126,7 @@ MALFORMED = {
     "CR LF without end": b"\r\n" * 200_000,
 }  # fmt: skip
 STATUS = {"10,000 headers": 431, "129 headers": 431, "header of 1 MB": 431, "header of 66 KB": 431, "name of 1 MB": 431}
-STATUS |= {"target of 1 MB": 414, "target of 8,193 bytes": 414, "CR LF without end": 431}
+STATUS |= {"target of 1 MB": 414, "target of 8,193 bytes": 414, "CR LF without end": 431, "trailers without end": 431}
 
 
 @pytest.fixture(scope="module")
