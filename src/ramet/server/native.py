@@ -81,8 +81,6 @@ async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[in
         prompt, special = wanted.prompt, wanted.add_special_tokens is not False
         tokenizer = translator.tokenizer
         return await translator.run(lambda: tokenizer.encode(prompt, add_special_tokens=special))
-    if wanted.add_special_tokens:
-        raise InvalidRequest("the chat template adds the special tokens of a conversation; leave this out", "add_special_tokens")
     encoded = await translator.chat(
         wanted.messages or [],
         tools=wanted.tools,
@@ -122,7 +120,7 @@ async def generate(request: Request) -> Response | EventStream:
             return error_event(problem, Dialect.OPENAI, request_id)
 
         return EventStream(_events(batch, services.translator), batch.generations, failed, ignored_header(ignored))
-    await answered(batch.generations, request.receive)
+    await answered(batch.generations, request)
     content = await _made(services.translator, batch, batch.whole)
     return Response(content, headers=ignored_header(ignored), media_type="application/json")
 

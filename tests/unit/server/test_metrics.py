@@ -72,7 +72,14 @@ def told(metrics: Metrics, client: Any) -> Told:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
+    faults: list[object] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(watched())
+    assert faults == []
 
 
 def prompted(token_ids: list[int], **sampling: Any) -> Prompted:
@@ -315,8 +322,10 @@ def test_responses_by_class() -> None:
 def test_a_blocked_loop_is_seen_and_an_idle_one_is_not() -> None:
     async def test() -> None:
         metrics = Metrics()
-        client: Any = Client(stats(query=8))
+        client: Any = Client(stats(query=4))
         watch = asyncio.create_task(metrics.watch_loop(client))
+        await asyncio.sleep(0.12)
+        client.stats = stats(query=8)
         await asyncio.sleep(0.12)
         client.num_starts, client.stats = 2, None  # an engine that dies between two scrapes leaves its counts
         quiet = told(metrics, client)

@@ -26,7 +26,10 @@ NamedLogprob = tuple[float | None, int, str | None]
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Either a ``prompt`` or ``messages``. A prompt has special tokens added unless told otherwise, a conversation has not."""
+    """Either a ``prompt`` or ``messages``.
+
+    ``add_special_tokens`` is for a prompt, true if left out; a conversation has its special tokens once, whatever it says.
+    """
 
     model: str | None = None
     prompt: str | None = None
