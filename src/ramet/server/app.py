@@ -7,8 +7,10 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from ramet.server import admin, completions, messages, native, openai_chat, responses
-from ramet.server.gate import Gate, Keys
+from ramet.server.gate import Gate, Keys, request_id_of
 from ramet.server.services import Services
+from ramet.server.status import log_request
+from ramet.server.stream import usage_of
 
 __all__ = ["ROUTES", "build_app"]
 
@@ -32,6 +34,8 @@ ROUTES = (
     Route("/generate", native.generate, methods=["POST"]),
 )
 
+_UNLOGGED = frozenset({"/health", "/metrics"})  # what monitors ask every few seconds
+
 
 def build_app(services: Services, keys: Keys) -> Gate:
     """The ASGI app of a server. The gate turns every error that a route raises into an answer."""
@@ -42,7 +46,13 @@ def build_app(services: Services, keys: Keys) -> Gate:
         scope["app"] = app  # a router that finds this raises for a wrong method, where alone it would answer in plain text
         await router(scope, receive, send)
 
-    return Gate(app, services.config, keys)
+    def on_end(scope: Scope, status: int, seconds: float) -> None:
+        if status:
+            services.metrics.responded(status)
+        if scope["path"] not in _UNLOGGED:
+            log_request(request_id_of(scope), scope["method"], scope["path"], status, seconds, usage_of(scope))
+
+    return Gate(app, services.config, keys, on_end)
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,8 +11,9 @@ import hmac
 import ipaddress
 import logging
 import re
+import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ramet.config import ServerConfig
 from ramet.server.errors import ApiError, dialect_of, error_response, problem_of
 
-__all__ = ["Caller", "Gate", "Keys", "body_of", "caller_of", "is_draining", "request_id_of"]
+__all__ = ["Caller", "Gate", "Keys", "OnEnd", "body_of", "caller_of", "is_draining", "request_id_of"]
 
 _log = logging.getLogger("ramet.server")
 _OPEN_PATHS = frozenset({"/health", "/"})
@@ -29,6 +30,9 @@ _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TENANT_CHARS = 16
+
+
+OnEnd = Callable[[Scope, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,15 @@ def _digest(key: str) -> bytes:
 
 
 class Gate:
-    """An ASGI app in front of the router. ``is_draining`` refuses what is new; /health still answers."""
+    """An ASGI app in front of the router. ``is_draining`` refuses what is new; /health still answers.
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys) -> None:
+    ``on_end`` is told of each request that is done: its scope, its status (0 where nobody was there for an answer), its seconds.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys, on_end: OnEnd) -> None:
         self._app = app
         self._keys = keys
+        self._on_end = on_end
         self._max_body_bytes = int(config.max_body_size)
         self._hosts = _LOOPBACK_NAMES | {_bare_host(config.host), *map(_bare_host, config.allowed_hosts)}
         self._any_host = "*" in config.allowed_hosts or (config.host in ("0.0.0.0", "::") and not config.allowed_hosts)
@@ -82,12 +90,13 @@ class Gate:
         headers = _Headers(scope)
         scope["ramet.request_id"] = request_id = _request_id(headers.get("x-request-id"))
         scope["ramet.is_draining"] = self.is_draining
-        has_begun = False
+        began_s = time.monotonic()
+        status = 0
 
         async def answer(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_begun = True
+                status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -103,11 +112,12 @@ class Gate:
             problem = problem_of(error, request_id)
             if problem.status >= 500:
                 _log.error("request %s: %s %s: %s", request_id, method, path[:200], problem.message, exc_info=_trace(error))
-            if has_begun:
+            if status:
                 raise  # the connection is closed, so that the client sees the answer is not whole
             await error_response(problem, dialect_of(path), request_id)(scope, receive, answer)
         finally:
             self.num_running -= 1
+            self._on_end(scope, status, time.monotonic() - began_s)
 
     def _check_host(self, headers: _Headers, method: str) -> None:
         """A page of another site that has this machine's name by DNS, or posts to it blindly, is not a client (T25, T26)."""

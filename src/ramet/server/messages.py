@@ -68,7 +68,7 @@ async def create_message(request: Request) -> Response | EventStream:
     headers = {"request-id": request_id, **ignored_header([*unknown, *asked.unserved()])}
     if asked.stream:
         return EventStream(answer.events(), [generation], answer.failed, headers, ping=_PING)
-    await answered([generation], request.receive)
+    await answered([generation], request)
     return Response(msgspec.json.encode(answer.whole()), headers=headers, media_type="application/json")
 
 

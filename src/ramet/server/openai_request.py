@@ -48,7 +48,7 @@ class Accepted:
 
     async def outputs(self) -> list[RequestOutput]:
         """Wait for the whole; the engine is told where the client leaves before."""
-        return await answered(self.generations, self.request.receive)
+        return await answered(self.generations, self.request)
 
     async def reply(self, build: Callable[[], msgspec.Struct]) -> Response:
         """The whole answer; one with logprobs, which may be long to make, is made where no one has to wait for it."""

@@ -75,7 +75,7 @@ async def create_response(request: Request) -> Response | EventStream:
     headers = ignored_header([*unknown, *asked.unserved()])
     if asked.stream:
         return EventStream(answer.events(), [generation], answer.failed, headers)
-    await answered([generation], request.receive)
+    await answered([generation], request)
     return Response(await answer.body(), headers=headers, media_type="application/json")
 
 

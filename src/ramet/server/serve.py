@@ -26,11 +26,13 @@ from ramet.model.source import open_model
 from ramet.model.spec import Progress
 from ramet.server.app import build_app
 from ramet.server.client import EngineClient
+from ramet.server.errors import Dialect, Problem, error_body
 from ramet.server.gate import Gate, Keys
 from ramet.server.links import ProcessLink
 from ramet.server.metrics import Metrics
 from ramet.server.protocol import bounded_http
 from ramet.server.services import Services
+from ramet.server.status import StatusLine, StatusWriter, banner, setup_logging
 from ramet.server.translate import Translator
 
 __all__ = ["Loading", "run"]
@@ -68,6 +70,10 @@ class _Process:
         shown: contextlib.ExitStack,
     ) -> None:
         self._shown = shown
+        self._writer = StatusWriter()
+        setup_logging(server.log_level, self._writer)
+        self._engine = engine
+        self._description = text.description
         self._config = server
         self._listener = listener
         self._metrics = Metrics(compat=server.metrics_compat)
@@ -114,14 +120,27 @@ class _Process:
             await self._client.close()
             await asyncio.gather(engine, http, *beside, return_exceptions=True)
             self._services.translator.close()
+            self._writer.close()
 
     async def _greet(self) -> None:
-        """Say where the server is once it can be used."""
+        """Say where the server is once it can be used, and from then on how it is."""
         await self._client.until_ready()
         self._shown.close()
         gc.collect()
         gc.freeze()  # what has been loaded stays: no collection has to look at it again
-        print(f"http://{self._config.host}:{self._listener.getsockname()[1]}/v1", flush=True)
+        if self._client.ready is not None:
+            for line in banner(
+                self._client.ready,
+                self._engine,
+                self._config,
+                description=self._description,
+                version=self._services.version,
+                port=self._listener.getsockname()[1],
+            ):
+                self._writer.line(line)
+        await StatusLine(
+            self._client, self._metrics, self._writer, max_queued_requests=self._engine.scheduler.max_queued_requests
+        ).run()
 
     def _on_signal(self, number: int) -> None:
         """The first signal drains, the second ends the process."""
@@ -155,7 +174,7 @@ class _Http(uvicorn.Server):
 def _http_server(gate: Gate, server: ServerConfig) -> _Http:
     config = uvicorn.Config(
         gate,
-        http=bounded_http(),
+        http=bounded_http(error_body=_edge_error),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -165,6 +184,11 @@ def _http_server(gate: Gate, server: ServerConfig) -> _Http:
         timeout_graceful_shutdown=1,
     )
     return _Http(config)
+
+
+def _edge_error(status: int, message: str) -> bytes:
+    """What is refused before it is a request has no dialect yet, and no id."""
+    return error_body(Problem(status, message), Dialect.OPENAI, "")
 
 
 def _listen(host: str, port: int) -> socket.socket:

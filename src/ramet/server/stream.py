@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ramet.core.request import FinishReason
-from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput
+from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usage
 from ramet.server.client import Generation
 from ramet.server.errors import ApiError, Problem, problem_of
 from ramet.server.gate import request_id_of
 
-__all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse"]
+__all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
 
 PING_AFTER_S = 10.0  # without a word; proxies close what is silent for a minute
 _PING = b": ping\n\n"
@@ -96,9 +97,10 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[tuple[in
             task.cancel()
 
 
-async def answered(generations: Sequence[Generation], receive: Receive) -> list[RequestOutput]:
+async def answered(generations: Sequence[Generation], request: Request) -> list[RequestOutput]:
     """Wait until all are finished; where one fails, or the client leaves, the others are aborted. Raises what failed."""
-    watch = asyncio.create_task(_watch(generations, receive))
+    request.scope["ramet.generations"] = generations
+    watch = asyncio.create_task(_watch(generations, request.receive))
     try:
         for generation in generations:
             await generation.finished()
@@ -144,6 +146,7 @@ class EventStream:
         self._is_quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["ramet.generations"] = self._generations
         watch = asyncio.create_task(self._watch_and_ping(receive, send))
         try:
             async for event in self._events:
@@ -184,6 +187,19 @@ async def _watch(generations: Sequence[Generation], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     _abort_all(generations)
+
+
+def usage_of(scope: Scope) -> Usage | None:
+    """The tokens of a request whose answer has been told, all its prompts together; None where none came to an engine."""
+    generations: Sequence[Generation] | None = scope.get("ramet.generations")
+    if generations is None:
+        return None
+    usages = [generation.output.usage for generation in generations]
+    return Usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+    )
 
 
 def _abort_all(generations: Sequence[Generation]) -> None:

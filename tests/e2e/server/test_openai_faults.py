@@ -34,7 +34,8 @@ def test_b025_salts_keep_caches_apart(client: OpenAIClient) -> None:
         ]
         counts.append(cached(client.whole(path, **body, max_tokens=1, cache_salt="t1")))
         counts.append(cached(client.whole(path, **body, max_tokens=1)))
-        assert [count > 0 for count in counts] == [False, False, True, False]
+        # others may have left the first tokens of a template, or of a text
+        assert [count > 30 for count in counts] == [False, False, True, False]
         for salt in ("", "x" * 257, 5, ["a"]):
             assert client.refused(path, body | {"cache_salt": salt})["param"] == "cache_salt"
 

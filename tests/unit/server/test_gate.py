@@ -40,9 +40,15 @@ class Site:
         self, keys: Iterable[str] = (), admin: str | None = None, raises: Exception | None = None, **config: Any
     ) -> None:
         share = config.get("share_cache", False)
-        self.gate = Gate(self._app, ServerConfig(**config), Keys(keys, admin, share_cache=share))
+        self.ended: list[tuple[str, int]] = []
+        keys_ = Keys(keys, admin, share_cache=share)
+        self.gate = Gate(self._app, ServerConfig(**config), keys_, self._on_end)
         self._raises = raises
         self.seen: list[tuple[Caller, str, bytes]] = []
+
+    def _on_end(self, scope: Scope, status: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.ended.append((request_id_of(scope), status))
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._raises is not None:
@@ -322,3 +328,4 @@ def test_a_stopping_server_refuses_what_is_new_and_still_tells_its_health() -> N
     assert "retry-after" in answer.headers
     assert site.ask("/health").status == 200
     assert site.gate.num_running == 0
+    assert [status for _, status in site.ended] == [503, 200]

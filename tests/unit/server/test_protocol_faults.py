@@ -20,7 +20,7 @@ CLIENTS_ELSEWHERE = """
 import select, socket, sys
 clients = []
 for number in range(100):
-    client = socket.create_connection(("10.231.7.1", int(sys.argv[1])))
+    client = socket.create_connection(("203.0.113.1", int(sys.argv[1])))
     client.sendall(b"GET /%s HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n" % (b"stream", b"wait")[number % 2])
     clients.append(client)
 print("up", flush=True)
@@ -87,15 +87,15 @@ def test_slow_readers_in_full_size():
 
 @contextlib.contextmanager
 def elsewhere():
-    """A network namespace at the end of a cable to 10.231.7.1."""
+    """A network namespace at the end of a cable to 203.0.113.1."""
     space = f"ramet{os.getpid()}"
     ends = f"{space}a", f"{space}b"
     commands = [
         f"netns add {space}",
         f"link add {ends[0]} type veth peer name {ends[1]} netns {space}",
-        f"addr add 10.231.7.1/24 dev {ends[0]}",
+        f"addr add 203.0.113.1/24 dev {ends[0]}",
         f"link set {ends[0]} up",
-        f"-n {space} addr add 10.231.7.2/24 dev {ends[1]}",
+        f"-n {space} addr add 203.0.113.2/24 dev {ends[1]}",
         f"-n {space} link set {ends[1]} up",
     ]
     try:
@@ -110,7 +110,7 @@ def elsewhere():
 @pytest.mark.skipif(not shutil.which("ip") or os.geteuid() != 0, reason="a network namespace needs root and ip(8)")
 def test_clients_that_vanish():
     """H8: the cable of 100 clients is cut, half of them in the middle of a stream."""
-    with elsewhere() as (space, cut), serving(host="10.231.7.1") as edge:
+    with elsewhere() as (space, cut), serving(host="203.0.113.1") as edge:
         edge.app.chunk, edge.app.pause_s = b"x" * 50, 0.02
         command = ["ip", "netns", "exec", space, sys.executable, "-c", CLIENTS_ELSEWHERE, str(edge.port)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as clients:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ramet.core.grammar import GrammarSpec
 from ramet.engine.assemble import Usage
-from ramet.errors import InvalidRequest, shown
+from ramet.errors import GrammarError, InvalidRequest, shown
 from ramet.server.schemas.sampling import SamplingFields
 from ramet.server.usage import Timings
 
@@ -39,15 +40,7 @@ AnswerEnd = Literal["stop", "length"]
 _MAX_MESSAGES = 4096
 _MAX_TOOLS = 128
 _MAX_ID_CHARS = 256
-_STRUCTURED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-)
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _REFUSED_IN_CHAT = {
     "functions": "functions are OpenAI's old form of tools; send tools",
     "function_call": "function_call is OpenAI's old form of tool_choice; send tool_choice",
@@ -70,13 +63,11 @@ class OpenAIFields(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -111,15 +102,6 @@ class OpenAIFields(SamplingFields, kw_only=True):
             raise InvalidRequest("prompt_logprobs are not in streams; leave one of the two out", "prompt_logprobs")
         if self.request_id is not None and not 0 < len(self.request_id) <= _MAX_ID_CHARS:
             raise InvalidRequest(f"request_id is a text of 1 to {_MAX_ID_CHARS} characters", "request_id")
-        for name in _STRUCTURED:
-            if getattr(self, name) is not None:
-                raise InvalidRequest(f"{name} is not supported: this server has no structured output; leave it out", name)
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise InvalidRequest(
-                f'response_format is {{"type": "text"}}, not {shown(self.response_format.get("type"))}: this server has no '
-                "structured output; ask for it in the prompt, and check the answer",
-                "response_format",
-            )
 
     def sampling_fields(self) -> dict[str, Any]:
         given = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -129,8 +111,44 @@ class OpenAIFields(SamplingFields, kw_only=True):
                 "for one thing; send one of them",
                 "max_tokens",
             )
-        fields = SamplingFields.sampling_fields(self)
-        return fields | {"n": self.n, "max_tokens": next(iter(given), None), "prompt_logprobs": self.prompt_logprobs}
+        return SamplingFields.sampling_fields(self) | {
+            "n": self.n,
+            "max_tokens": next(iter(given), None),
+            "prompt_logprobs": self.prompt_logprobs,
+            "structured_outputs": self._constraint(),
+        }
+
+    def _constraint(self) -> GrammarSpec | None:
+        """What the output must look like, by whichever name it is asked for: OpenAI's, vLLM's, or vLLM's old ones."""
+        wanted = {name: {kind: getattr(self, name)} for name, kind in _GUIDED.items() if getattr(self, name) is not None}
+        if self.structured_outputs is not None:
+            wanted["structured_outputs"] = self.structured_outputs
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            wanted["response_format"] = _constraint_of(self.response_format)
+        if len(wanted) > 1:
+            raise InvalidRequest(
+                f"{', '.join(wanted)} each say what the output must look like; send one of them", next(iter(wanted))
+            )
+        for name, value in wanted.items():
+            try:
+                return GrammarSpec.of(value)
+            except GrammarError as error:
+                raise GrammarError(str(error), name) from None
+        return None
+
+
+def _constraint_of(form: dict[str, Any]) -> dict[str, Any]:
+    """Of ``response_format``; the schema beside ``json_object`` is llama.cpp's way."""
+    kind = form.get("type")
+    if kind == "json_object":
+        return {"json_object": True} if form.get("schema") is None else {"json": form["schema"]}
+    if kind != "json_schema":
+        raise InvalidRequest(f"response_format is of type text, json_object or json_schema, not {shown(kind)}", "response_format")
+    inner = form.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if schema is None:
+        raise InvalidRequest("response_format.json_schema.schema is missing", "response_format")
+    return {"json": schema}
 
 
 class ChatRequest(OpenAIFields, kw_only=True):
