@@ -20,6 +20,7 @@ PromptIds = Sequence[int] | np.ndarray
 
 _MAX_ID_CHARS = 256
 _MAX_PRIORITY = 2**31 - 1
+_MAX_LOGPROBS_TOLD = 2**22  # of one request; each is an object of some 200 bytes
 _SEED_BITS = 53  # a JSON number that every client reads back exactly
 
 
@@ -115,6 +116,7 @@ class Admission:
         check_namespace(namespace)
         _check_request_id(request_id)
         max_tokens = self.limits.max_tokens(len(ids), sampling)
+        _check_logprobs(len(ids), max_tokens, sampling)
         stops = frozenset(sampling.stop_token_ids or ())
         self._num_requests += 1
         return Request(
@@ -146,6 +148,20 @@ def _int_array(ids: Sequence[int]) -> np.ndarray:
     except OverflowError:
         where = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
         raise InvalidRequest(f"prompt token {where} is beyond every token id", "prompt") from None
+
+
+def _check_logprobs(num_prompt_tokens: int, max_tokens: int, sampling: SamplingParams) -> None:
+    """What is asked for is held in memory until the answer is whole, so all of it together is bounded, not each number alone."""
+    count = 0
+    if sampling.logprobs is not None:
+        count += sampling.n * max_tokens * (sampling.logprobs + 1)
+    if sampling.prompt_logprobs is not None:
+        count += num_prompt_tokens * (sampling.prompt_logprobs + 1)
+    if count > _MAX_LOGPROBS_TOLD:
+        raise InvalidRequest(
+            f"the request asks for up to {count:,} logprobs, over {_MAX_LOGPROBS_TOLD:,}; lower n, max_tokens or logprobs",
+            "logprobs",
+        )
 
 
 def _check_request_id(request_id: object) -> None:

@@ -122,9 +122,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The engine cannot be built from its configuration, or has met its end; the last event."""
+    """The engine cannot be built from its configuration, or has met its end; the last event. ``trace`` is of a defect."""
 
     message: str
+    trace: str = ""
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -26,6 +27,8 @@ from ramet.server.links import Link
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["EngineClient", "EngineState", "Generation", "Observer", "Prompted", "SilentObserver"]
+
+_log = logging.getLogger("ramet.server")
 
 _HUNG_AFTER_S = 5.0  # without a beat, of which there is one a second
 _MAX_FAILED_STARTS = 5
@@ -328,8 +331,10 @@ class EngineClient:
                 self._end(request_id, InvalidRequest(message) if is_callers_fault else RequestFailed(message))
             case Flushed(number, num_pages, error):
                 self._on_flushed(number, num_pages, error)
-            case Failed(message):
+            case Failed(message, trace):
                 self.last_words = message
+                if trace:
+                    _log.error("%s\n%s", message, trace)
 
     def _on_ready(self, ready: Ready) -> None:
         if self._admission is None:

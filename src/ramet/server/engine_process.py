@@ -19,7 +19,7 @@ import traceback
 from ramet.engine.build import EngineParts, build_engine
 from ramet.engine.loop import EngineLoop
 from ramet.engine.wire import Beat, Command, Event, Failed, Frames, Loading, Ready, Start, decode_command, frame
-from ramet.errors import RametError, shown
+from ramet.errors import ConfigError, EngineDead, ModelError, shown
 
 __all__ = ["main", "ready_event"]
 
@@ -52,7 +52,7 @@ class _Wire:
         except OSError:
             pass
         except Exception:
-            traceback.print_exc()
+            self.send(Failed("the engine was told nonsense", traceback.format_exc()))
         os._exit(0)
 
 
@@ -93,17 +93,16 @@ def main() -> None:
     try:
         start = wire.inbox.get()
         if not isinstance(start, Start):
-            raise RametError(f"the first command was {shown(start)}")
+            raise EngineDead(f"the first command was {shown(start)}")
         parts = build_engine(start.config, progress=lambda what, done, total: wire.send(Loading(what, done, total)))
         wire.send(ready_event(parts))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection has to look at it again
         _run(EngineLoop(parts.engine, wire.send), wire, pulse)
-    except RametError as error:
+    except (ModelError, ConfigError) as error:
         wire.send(Failed(str(error)))
     except Exception as error:
-        traceback.print_exc()
-        wire.send(Failed(f"the engine failed: {shown(error, 200)}"))
+        wire.send(Failed(f"the engine failed: {shown(error, 200)}", traceback.format_exc()))
     os._exit(1)  # no thread is waited for
 
 

@@ -7,6 +7,9 @@ ours is told by the request's id, under which the log has the rest.
 from __future__ import annotations
 
 import enum
+import logging
+import os
+import traceback
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +18,21 @@ from starlette.responses import Response
 
 from ramet.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, RametError, RequestFailed, Unavailable
 
-__all__ = ["ApiError", "Dialect", "Problem", "dialect_of", "error_body", "error_event", "error_response", "problem_of"]
+__all__ = [
+    "ApiError",
+    "Dialect",
+    "Problem",
+    "dialect_of",
+    "error_body",
+    "error_event",
+    "error_response",
+    "log_failure",
+    "problem_of",
+]
+
+_log = logging.getLogger("ramet.server")
+
+_FRAMES_TOLD = 6
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -96,6 +113,18 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         case RequestFailed():
             return Problem(500, f"this request met a defect of the server's (request {request_id})", "request_failed")
     return Problem(500, f"the server met a defect (request {request_id})", "internal_error")
+
+
+def log_failure(error: BaseException, problem: Problem, request_id: str) -> None:
+    """One line for a request that failed by no fault of its own. A defect is told by its kind and place: its message could hold
+    the text of a request.
+    """
+    if problem.status < 500:
+        return
+    frames = reversed(traceback.extract_tb(error.__traceback__)[-_FRAMES_TOLD:])
+    places = " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames)
+    where = f" ({type(error).__name__} at {places})" if problem.status == 500 else ""
+    _log.error("request %s: %s%s", request_id, problem.message, where)
 
 
 def error_body(problem: Problem, dialect: Dialect, request_id: str) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import logging
 import re
 import time
 import uuid
@@ -19,11 +18,10 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramet.config import ServerConfig
-from ramet.server.errors import ApiError, dialect_of, error_response, problem_of
+from ramet.server.errors import ApiError, dialect_of, error_response, log_failure, problem_of
 
 __all__ = ["Caller", "Gate", "Keys", "OnEnd", "body_of", "caller_of", "is_draining", "request_id_of"]
 
-_log = logging.getLogger("ramet.server")
 _OPEN_PATHS = frozenset({"/health", "/"})
 _ADMIN_PATHS = frozenset({"/flush_cache", "/server_info"})
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -110,8 +108,7 @@ class Gate:
             await self._app(scope, receive, answer)
         except Exception as error:
             problem = problem_of(error, request_id)
-            if problem.status >= 500:
-                _log.error("request %s: %s %s: %s", request_id, method, path[:200], problem.message, exc_info=_trace(error))
+            log_failure(error, problem, request_id)
             if status:
                 raise  # the connection is closed, so that the client sees the answer is not whole
             await error_response(problem, dialect_of(path), request_id)(scope, receive, answer)
@@ -237,8 +234,3 @@ def _is_loopback(scope: Scope) -> bool:
         return client is not None and ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
-
-
-def _trace(error: Exception) -> Exception | None:
-    """The trace of a defect; an engine that is gone has none to show."""
-    return error if problem_of(error, "").status == 500 else None

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
 from ramet.config import EngineConfig
 from ramet.engine.engine import Engine
 from ramet.engine.loop import EngineLoop
-from ramet.engine.wire import Command, Event, Failed, Frames, Ready, Start, decode_event, frame
+from ramet.engine.wire import Beat, Command, Event, Failed, Frames, Ready, Start, decode_event, frame
 from ramet.errors import shown
 
 __all__ = ["Link", "OnEvent", "OnGone", "ProcessLink", "ThreadLink"]
+
+_BEAT_S = 1.0
 
 OnEvent = Callable[[Event], None]
 OnGone = Callable[[], None]
@@ -121,7 +125,7 @@ class ThreadLink:
             try:
                 self._run(emit)
             except Exception as error:
-                emit(Failed(f"the engine failed: {shown(error, 200)}"))
+                emit(Failed(f"the engine failed: {shown(error, 200)}", traceback.format_exc()))
             loop.call_soon_threadsafe(on_gone)
 
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
@@ -132,12 +136,18 @@ class ThreadLink:
         emit(ready)
         engine_loop = EngineLoop(engine, emit)
         while True:
-            commands = [] if engine_loop.has_work else [self._inbox.get()]
-            while not self._inbox.empty():
-                commands.append(self._inbox.get())
+            commands = []
+            with contextlib.suppress(queue.Empty):
+                if not engine_loop.has_work:
+                    commands.append(self._inbox.get(timeout=_BEAT_S))
+                while True:
+                    commands.append(self._inbox.get_nowait())
             if None in commands:
                 return
-            engine_loop.turn([command for command in commands if command is not None])
+            if commands or engine_loop.has_work:
+                engine_loop.turn([command for command in commands if command is not None])
+            else:
+                emit(Beat(0.0))
 
     def send(self, command: Command) -> None:
         self._inbox.put(command)

@@ -76,7 +76,8 @@ class _Process:
         self._description = text.description
         self._config = server
         self._listener = listener
-        self._metrics = Metrics(compat=server.metrics_compat)
+        names = _model_names(engine, server, text)
+        self._metrics = Metrics(compat=server.metrics_compat, model_name=names[0])
         config = replace(engine, scheduler=replace(engine.scheduler, max_queued_requests=_NO_LIMIT))
         self._client = EngineClient(
             lambda: ProcessLink(config),
@@ -92,7 +93,7 @@ class _Process:
             translator=Translator(text),
             metrics=self._metrics,
             config=server,
-            model_names=_model_names(engine, server, text),
+            model_names=names,
             created=int(time.time()),
             version=version("ramet"),
         )

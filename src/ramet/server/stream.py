@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ramet.core.request import FinishReason
 from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usage
 from ramet.server.client import Generation
-from ramet.server.errors import ApiError, Problem, problem_of
+from ramet.server.errors import ApiError, Problem, log_failure, problem_of
 from ramet.server.gate import request_id_of
 
 __all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
@@ -157,7 +157,9 @@ class EventStream:
             if not self._has_begun:
                 raise
             request_id = request_id_of(scope)
-            event = self._told(problem_of(error, request_id))
+            problem = problem_of(error, request_id)
+            log_failure(error, problem, request_id)
+            event = self._told(problem)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             watch.cancel()

@@ -433,3 +433,10 @@ def test_b064_b016_mixed_batches_answer_as_cold_runs() -> None:
     bench.run()
     bench.check_idle()
     bench.check_against_cold()
+
+
+def test_t14_the_work_of_a_request_is_bounded_as_a_whole() -> None:
+    bench = Bench(max_model_len=100_000, num_pages=30_000)
+    with pytest.raises(InvalidRequest, match="lower n, max_tokens or logprobs"):
+        bench.submit([5, 6, 7], n=128, logprobs=20, max_tokens=2000, **LONG)
+    bench.submit([5, 6, 7], n=128, logprobs=0, max_tokens=2000, **LONG)
