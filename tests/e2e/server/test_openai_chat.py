@@ -63,6 +63,17 @@ def test_streams_say_what_whole_answers_do(client: OpenAIClient, body: dict[str,
     assert [choice["index"] for choice in answer["choices"]] == list(range(body.get("n", 1)))
 
 
+def test_logprobs_of_text_that_is_held_back_are_not_lost(client: OpenAIClient) -> None:
+    """A token whose text has to wait has its logprobs told all the same; without logprobs it makes no chunk."""
+    body = {"messages": USER, "seed": 5, "max_tokens": 9, "allowed_token_ids": [122], "stop": ["z" * 20]}
+    whole = client.chat(**body, logprobs=True)["choices"][0]
+    found = client.stream(CHAT, **body, logprobs=True)
+    content = [one for chunk in found for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert content == whole["logprobs"]["content"]
+    assert len(content) == 9
+    assert len(client.stream(CHAT, **body)) == 3  # the role, all the text, the end
+
+
 def test_a_stream_begins_with_roles_and_ends_with_ends(client: OpenAIClient) -> None:
     found = client.stream(CHAT, messages=USER, n=2, seed=1, max_tokens=6, allowed_token_ids=LETTERS)
     assert [chunk["choices"][0]["delta"] for chunk in found[:2]] == [{"role": "assistant", "content": ""}] * 2
@@ -237,3 +248,67 @@ async def _abort(generation: Any) -> None:
 def test_an_end_by_eos_is_a_stop(client: OpenAIClient) -> None:
     [choice] = client.chat(allowed_token_ids=[EOS_ID])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["digit"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "digit", "strict": True, "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORM},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_answers_in_the_form_that_was_asked_for(client: OpenAIClient, fields: dict[str, Any]) -> None:
+    choice = client.both_ways(CHAT, messages=USER, seed=2, max_tokens=200, **fields)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert 0 <= json.loads(choice["message"]["content"])["digit"] <= 9
+
+
+def test_other_forms(client: OpenAIClient) -> None:
+    for fields, expected in (
+        ({"guided_choice": ["yes, of course"]}, "yes, of course"),
+        ({"guided_regex": "(ab){3}"}, "ababab"),
+        ({"structured_outputs": {"choice": ["no"]}}, "no"),
+        ({"guided_grammar": 'root ::= "x" "y"'}, "xy"),
+    ):
+        assert client.chat(max_tokens=50, **fields)["choices"][0]["message"]["content"] == expected
+        assert client.text("go", max_tokens=50, **fields)["choices"][0]["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": FORM, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_forms_that_are_none(client: OpenAIClient, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        assert client.refused(CHAT, {"messages": USER, "stream": stream, **fields})["param"] == param
+
+
+def test_forms_that_cannot_be_compiled(client: OpenAIClient) -> None:
+    for fields in ({"guided_regex": "a("}, {"guided_json": {"type": "strin"}}, {"guided_grammar": "root ::= nothing"}):
+        for stream in (False, True):
+            assert client.refused(CHAT, {"messages": USER, "stream": stream, **fields})["code"] == "invalid_value"

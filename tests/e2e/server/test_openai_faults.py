@@ -196,6 +196,17 @@ def test_b131_tokens_that_are_no_text(client: OpenAIClient) -> None:
     client.both_ways(CHAT, messages=USER, **body, logprobs=True, top_logprobs=2)
 
 
+def test_b133_special_tokens_among_the_top_ones(client: OpenAIClient) -> None:
+    """Where a constrained answer ends, the end's logprob is told as any other's."""
+    body = {"guided_regex": "a+", "max_tokens": 4, "seed": 1, "logit_bias": {str(EOS_ID): 100}}
+    content = client.chat(**body, logprobs=True, top_logprobs=20)["choices"][0]["logprobs"]["content"]
+    assert [one["token"] for one in content] == ["a", "<|endoftext|>"]
+    assert bytes(content[1]["bytes"]) == b"<|endoftext|>"
+    assert client.text("a", **body, logprobs=20)["choices"][0]["logprobs"]["tokens"] == ["a", "<|endoftext|>"]
+    chosen = client.text("a", **(body | {"guided_regex": "(a b c d e f){2}", "max_tokens": 40, "stop": ["c d"]}))["choices"][0]
+    assert (chosen["text"], chosen["finish_reason"]) == ("a b ", "stop")
+
+
 # --- what is asked -------------------------------------------------------------------------------------------------------
 
 
