@@ -33,7 +33,8 @@ async def completions(request: Request) -> Response | EventStream:
     prompts = body.prompts
     check_answers(len(prompts), sampling)
     encoded = [await services.translator.encode(one) if isinstance(one, str) else Encoded(one, None) for one in prompts]
-    accepted = accept(request, body, sampling, encoded, kind="cmpl", ignored=ignored)
+    tells_prompts = bool(body.echo or body.return_token_ids)
+    accepted = accept(request, body, sampling, encoded, kind="cmpl", ignored=ignored, tells_prompts=tells_prompts)
     tokenizer = services.translator.known_tokenizer
     answers = [
         _Answer(accepted, body, i * sampling.n + answer.index, generation.output, answer, tokenizer)

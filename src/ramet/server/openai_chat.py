@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -85,15 +85,14 @@ class _Told:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The role of each choice first, then what they say as it comes, and the end of each in a chunk of its own."""
-        [generation] = self._accepted.generations
+        num_answers = self._accepted.sampling.n
         has_begun = False
         async for _, news in pieces_of(self._accepted.generations):
             said = []
             if not has_begun:
                 has_begun = True
-                prompt_ids = generation.output.prompt_token_ids if self._tells_ids else UNSET
                 first = Delta(role="assistant", content="")
-                said = [self._chunk(ChunkChoice(index=k, delta=first), prompt_ids) for k in range(self._accepted.sampling.n)]
+                said = [self._chunk(ChunkChoice(index=k, delta=first), tells_prompt=k == 0) for k in range(num_answers)]
             for piece in news:
                 if piece.text or (piece.token_ids and (self._tells_ids or self._num_top is not None)):
                     said.append(self._chunk(self._said(piece)))
@@ -107,9 +106,11 @@ class _Told:
             )
         yield DONE
 
-    def _chunk(self, choice: ChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
-        usage = self._accepted.chunk_usage()
-        return sse(ChatChunk(**self._accepted.head, choices=[choice], usage=usage, prompt_token_ids=prompt_token_ids))
+    def _chunk(self, choice: ChunkChoice, *, tells_prompt: bool = False) -> bytes:
+        chunk = ChatChunk(**self._accepted.head, choices=[choice], usage=self._accepted.chunk_usage())
+        if tells_prompt and self._tells_ids:
+            chunk.prompt_token_ids = self._accepted.generations[0].output.prompt_token_ids
+        return sse(chunk)
 
     def _said(self, piece: Piece) -> ChunkChoice:
         logprobs: ChatLogprobs | None = None

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ramet.core.sampling import SamplingParams
+from ramet.engine.admission import Limits
 from ramet.engine.assemble import RequestOutput
 from ramet.errors import InvalidRequest
 from ramet.server.client import Generation, Prompted
@@ -31,7 +32,8 @@ __all__ = ["DONE", "Accepted", "accept", "check_answers"]
 DONE = b"data: [DONE]\n\n"
 
 _MAX_ANSWERS = 128
-_MAX_PROMPT_WORK = 1 << 18  # logprobs of prompt tokens, or tokens that are said again: some 60 MB
+_MAX_PROMPT_WORK = 1 << 18  # logprobs of prompt tokens, or tokens that are told again: some 60 MB, at once
+_MAX_OUTPUT_WORK = 1 << 22  # logprobs of output tokens: some 1 GB, if they are ever all written
 _encode = msgspec.json.Encoder().encode
 
 
@@ -99,12 +101,22 @@ def check_answers(num_prompts: int, sampling: SamplingParams) -> None:
 
 
 def accept(
-    request: Request, body: OpenAIFields, sampling: SamplingParams, prompts: Sequence[Encoded], *, kind: str, ignored: list[str]
+    request: Request,
+    body: OpenAIFields,
+    sampling: SamplingParams,
+    prompts: Sequence[Encoded],
+    *,
+    kind: str,
+    ignored: list[str],
+    tells_prompts: bool = False,
 ) -> Accepted:
-    """Send a request to the engine. ``kind`` is what its id begins with. Nothing is sent where this raises."""
+    """Send a request to the engine. ``kind`` is what its id begins with; ``tells_prompts`` where each answer has its prompt in
+    it. Nothing is sent where this raises.
+    """
     scope = request.scope
     services = services_of(scope)
-    _check_prompt_work(prompts, sampling)
+    _check_prompt_work(prompts, sampling, tells_prompts)
+    _check_output_work(prompts, sampling, services.client.limits)
     namespace = namespace_of(caller_of(scope), body.cache_salt)
     names = frozenset(name for name in (request_id_of(scope), body.request_id) if name is not None)
     response_id = f"{kind}-{uuid.uuid4().hex}"
@@ -131,15 +143,30 @@ def accept(
     return Accepted(request, body, sampling, generations, head, ignored_header(ignored))
 
 
-def _check_prompt_work(prompts: Sequence[Encoded], sampling: SamplingParams) -> None:
+def _check_prompt_work(prompts: Sequence[Encoded], sampling: SamplingParams, tells_prompts: bool) -> None:
     """What is told of each prompt token, for each answer, is bounded before any of it is made."""
-    if sampling.prompt_logprobs is None:
+    if sampling.prompt_logprobs is None and not tells_prompts:
         return
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    work = num_tokens * sampling.n * (sampling.prompt_logprobs + 1)
+    num_each = (sampling.prompt_logprobs or 0) + 1
+    work = num_tokens * sampling.n * num_each
     if work > _MAX_PROMPT_WORK:
         raise InvalidRequest(
-            f"{num_tokens:,} prompt tokens with n = {sampling.n} and {sampling.prompt_logprobs} logprobs each are {work:,} "
-            f"logprobs, over {_MAX_PROMPT_WORK:,}; ask for fewer, or send less at a time",
+            f"{num_tokens:,} prompt tokens, told of with n = {sampling.n} and {num_each} logprobs each, are {work:,} entries, "
+            f"over {_MAX_PROMPT_WORK:,}; ask for fewer, or send less at a time",
+            "prompt",
+        )
+
+
+def _check_output_work(prompts: Sequence[Encoded], sampling: SamplingParams, limits: Limits) -> None:
+    """The same of output tokens. Raises ``ContextTooLong`` too, as sending the request would."""
+    if sampling.logprobs is None:
+        return
+    num_tokens = sampling.n * sum(limits.max_tokens(len(prompt.token_ids), sampling) for prompt in prompts)
+    work = num_tokens * (sampling.logprobs + 1)
+    if work > _MAX_OUTPUT_WORK:
+        raise InvalidRequest(
+            f"{num_tokens:,} output tokens with {sampling.logprobs + 1} logprobs each are {work:,}, over {_MAX_OUTPUT_WORK:,}; "
+            "lower max_tokens or n",
             "logprobs",
         )

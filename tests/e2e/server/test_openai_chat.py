@@ -74,6 +74,13 @@ def test_logprobs_of_text_that_is_held_back_are_not_lost(client: OpenAIClient) -
     assert len(client.stream(CHAT, **body)) == 3  # the role, all the text, the end
 
 
+def test_seeds_may_be_negative(client: OpenAIClient) -> None:
+    body = {"max_tokens": 6, "allowed_token_ids": LETTERS, "temperature": 2}
+    said = [client.chat(seed=seed, **body)["choices"][0]["message"]["content"] for seed in (-1, 2**64 - 1, -2, -(2**63))]
+    assert said[0] == said[1] != said[2]
+    assert client.refused(CHAT, {"messages": USER, "seed": -(2**63) - 1})["param"] == "seed"
+
+
 def test_a_stream_begins_with_roles_and_ends_with_ends(client: OpenAIClient) -> None:
     found = client.stream(CHAT, messages=USER, n=2, seed=1, max_tokens=6, allowed_token_ids=LETTERS)
     assert [chunk["choices"][0]["delta"] for chunk in found[:2]] == [{"role": "assistant", "content": ""}] * 2

@@ -368,6 +368,8 @@ def test_t14_prompts_times_answers_times_logprobs(client: OpenAIClient) -> None:
     assert "336,000" in error["message"]
     error = client.refused(TEXT, {"prompt": ["a" * 2000] * 7, "prompt_logprobs": 20, "max_tokens": 1})
     assert "262,144" in error["message"]
+    error = client.refused(CHAT, {"messages": USER, "n": 128, "logprobs": True, "top_logprobs": 20})
+    assert error["param"] == "logprobs"
 
 
 def test_late_readers_get_larger_pieces(server: Served) -> None:

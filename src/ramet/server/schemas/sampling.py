@@ -37,6 +37,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         """By their names in ``SamplingParams``, which checks the values. Raises ``InvalidRequest``."""
         fields = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
         fields["logit_bias"] = _by_token_id(self.logit_bias)
+        if self.seed is not None and -(2**63) <= self.seed < 0:
+            fields["seed"] = self.seed + 2**64  # OpenAI's seeds are signed, and as good as others
         return fields
 
 
