@@ -23,13 +23,13 @@ from ramet.errors import GrammarError
 from ramet.structured.ebnf import lark_of_ebnf
 from ramet.structured.lark import checked_lark, is_ebnf
 from ramet.structured.matcher import GuidanceMatcher, reason
-from ramet.structured.regex import check_regex
+from ramet.structured.regex import RegexBudget
 from ramet.structured.schema import checked_schema
 
 __all__ = ["GrammarCompiler", "TokenTable", "lark_of"]
 
-_MAX_CACHED = 256
-_MAX_CACHED_BYTES = 4 * 1024 * 1024  # of grammar text; compiled it is about ten times that
+_MAX_CACHED = 128
+_MAX_CACHED_BYTES = 256 * 1024  # of grammar text; compiled it takes some 300 times that, at worst 500 times
 _TRIAL_TOKENS = 8
 _STRIDE = 7919
 
@@ -71,6 +71,7 @@ class GrammarCompiler:
     def __init__(self, tokens: TokenTable) -> None:
         vocabulary = _Vocabulary(tokens)
         self._tokenizer = llguidance.LLTokenizer(vocabulary)  # type: ignore[arg-type]
+        self._vocab_size = tokens.vocab_size
         self._num_words = -(-len(vocabulary.tokens) // 32)
         self._unending = ~_mask([vocabulary.eos_token_id, *tokens.eos_ids], self._num_words)
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
@@ -88,7 +89,7 @@ class GrammarCompiler:
             self._keep(spec, guide)
         else:
             self._cached.move_to_end(spec)
-        ending = _mask(stop_ids, self._num_words)
+        ending = _mask((one for one in stop_ids if one < self._vocab_size), self._num_words)
         return GuidanceMatcher(guide.deep_copy(), self._unending & ~ending, ending)
 
     def _keep(self, spec: GrammarSpec, guide: llguidance.LLMatcher) -> None:
@@ -134,7 +135,7 @@ def lark_of(spec: GrammarSpec) -> str:
         case "json_object":
             return "start: %json " + checked_schema('{"type":"object"}')
         case "regex":
-            check_regex(spec.text)
+            RegexBudget().check(spec.text)
             return f"start: /{_UNESCAPED_SLASH.sub(_escaped, spec.text)}/"
         case "choice":
             return "start: TEXT\nTEXT: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(spec.text))

@@ -14,6 +14,7 @@ from ramet.errors import GrammarError, shown
 
 __all__ = ["lark_of_ebnf"]
 
+_MAX_TOKENS = 20_000
 _TOKEN = re.compile(
     r"""
       (?P<space> \s+ | \#[^\n]* )
@@ -52,7 +53,11 @@ def _parse(text: str) -> _Rules:
     rules: _Rules = {}
     place = 0
     body: list[tuple[str, str]] | None = None
+    num_tokens = 0
     while place < len(text):
+        num_tokens += 1
+        if num_tokens > _MAX_TOKENS:
+            raise GrammarError(f"the grammar has more than {_MAX_TOKENS:,} tokens; make it smaller")
         found = _TOKEN.match(text, place)
         if found is None or (body is None and found.lastgroup not in ("space", "head")):
             line = text.count("\n", 0, place) + 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ramet.errors import GrammarError, shown
-from ramet.structured.regex import MAX_COPIES, check_regex
+from ramet.structured.regex import MAX_COPIES, RegexBudget
 from ramet.structured.schema import checked_schema
 
 __all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
@@ -20,6 +20,7 @@ __all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
 MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
 _MAX_NESTING = 30
 _MAX_TOKENS = 20_000
+_MAX_SCHEMAS = 64
 _DIRECTIVES = {"%ignore", "%import"}
 _OPTIONS = {
     "stop": "which takes tokens back that were given out; use lazy or suffix",
@@ -57,13 +58,20 @@ def is_ebnf(text: str) -> bool:
 def checked_lark(text: str) -> str:
     """The grammar as the compiler gets it. Raises ``GrammarError``."""
     parts: list[str] = []
-    rules = nesting = deepest = 0
+    rules = nesting = deepest = num_schemas = 0
+    budget = RegexBudget()
     before = ""
-    tokens = list(_tokens(text))
-    if len(tokens) > _MAX_TOKENS:
-        raise GrammarError(f"the grammar has {len(tokens):,} tokens; at most {_MAX_TOKENS:,} are taken")
-    for token in tokens:
+    for index, token in enumerate(_tokens(text)):
+        if index == _MAX_TOKENS:
+            raise GrammarError(f"the grammar has more than {_MAX_TOKENS:,} tokens; make it smaller")
         _check(token, before)
+        if token.kind == "regex":
+            budget.check(token.text[1 : token.text.rindex("/")])
+        elif token.kind == "schema":
+            num_schemas += 1
+        budget.spend(token.kind == "count" or token.text in ("(", "[", "?", "*", "+"))
+        if num_schemas > _MAX_SCHEMAS:
+            raise GrammarError(f"the grammar has over {_MAX_SCHEMAS} JSON schemas; make one of them, with anyOf")
         if token.text in ("(", "["):
             nesting += 1
             deepest = max(deepest, nesting)
@@ -110,8 +118,6 @@ def _after_json(text: str, place: int) -> int:
 
 def _check(token: _Token, before: str) -> None:
     match token.kind:
-        case "regex":
-            check_regex(token.text[1 : token.text.rindex("/")])
         case "directive" if token.text not in _DIRECTIVES:
             raise GrammarError(f"the grammar has {shown(token.text)}; {', '.join(sorted(_DIRECTIVES))} and %json are supported")
         case "special" if token.text.startswith("<["):

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from ramet.errors import GrammarError, shown
-from ramet.structured.regex import check_regex
+from ramet.structured.regex import RegexBudget
 
 __all__ = ["WHITESPACE", "checked_schema"]
 
@@ -25,11 +25,13 @@ WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
 _MAX_DEPTH = 60  # of the document, lists and objects; the compiler reads JSON to a depth of 127
 _MAX_VALUES = 30_000
 _MAX_PROPERTIES = 1_000  # of one object
+_MAX_ALL_PROPERTIES = 2_000
 _MAX_ENUM = 5_000
-_MAX_ENUM_WITH_PATTERN = 256  # each value is held against the pattern
+_MAX_HELD_ENUM = 512  # values of enums beside a pattern or format, each of which is held against it
 _MAX_RECURSION = (
     300  # depths of the schema and of all that is referred to, added up: the compiler's stack holds several times that
 )
+_MAX_COSTLY = 400
 _MAX_ONE_OF = 256  # each two are compared
 _MAX_PATTERN_PROPERTIES = 32  # each two are compared
 _MAX_MERGES = 256  # alternatives that meet in one place, multiplied
@@ -46,6 +48,7 @@ _MOST = {
     "patternProperties": _MAX_PATTERN_PROPERTIES,
 }  # fmt: skip
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_COSTLY = {*_NUMBERS, "format"}  # each is an automaton of its own
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _ENFORCED = {*_ONE, *_LISTS, *_MAPS, *_NUMBERS, *_COUNTS, "type", "enum", "const", "required", "pattern", "format", "$ref"}
 _ANNOTATIONS = {
@@ -120,7 +123,8 @@ class _Schema:
         self._weights: dict[int, int] = {}
         self._targets: dict[int, tuple[Any, str]] = {}  # what is referred to
         self._multiples: list[Decimal] = []
-        self._num_merges = 0
+        self._num_merges = self._num_properties = self._num_held = self._num_costly = 0
+        self._regexes = RegexBudget()
 
     def check(self) -> None:
         """Raise ``GrammarError`` where something is out of bounds or would not be enforced."""
@@ -158,17 +162,27 @@ class _Schema:
                     if key not in _DEFINITIONS:
                         height = max(height, 1 + inner_height)
             self._heights[id(schema)] = height
-            if len(schema.get("enum", ())) > _MAX_ENUM_WITH_PATTERN and schema.keys() & {"pattern", "format"}:
-                raise GrammarError(
-                    f"{place}: an enum of over {_MAX_ENUM_WITH_PATTERN} values beside a pattern; leave the pattern out"
-                )
+            self._count(schema, place)
         return self._heights[id(schema)]
+
+    def _count(self, schema: dict[str, Any], place: str) -> None:
+        """Budgets of the schema as a whole."""
+        self._num_properties += len(schema.get("properties", ()))
+        if self._num_properties > _MAX_ALL_PROPERTIES:
+            raise GrammarError(f"{place}: the JSON schema has over {_MAX_ALL_PROPERTIES:,} properties in all; make it smaller")
+        self._num_costly += len(schema.keys() & _COSTLY)
+        if self._num_costly > _MAX_COSTLY:
+            raise GrammarError(f"{place}: the JSON schema has over {_MAX_COSTLY} bounds of numbers and formats; make it smaller")
+        if schema.keys() & {"pattern", "format"}:
+            self._num_held += len(schema.get("enum", ()))
+        if self._num_held > _MAX_HELD_ENUM:
+            raise GrammarError(f"{place}: over {_MAX_HELD_ENUM} values of an enum beside a pattern or format; leave that out")
 
     def _check_keyword(self, key: str, value: Any, place: str) -> None:
         if key in _UNENFORCED:
             raise GrammarError(f"{place}: {key} is not supported, and to pass over it would allow what it forbids; leave it out")
         if key in _ENFORCED:
-            _check_value(key, value, place)
+            self._check_patterns(_check_value(key, value, place), place)
         else:
             _check_annotation(key, place)
         if key == "$ref":
@@ -176,6 +190,15 @@ class _Schema:
             self._targets.setdefault(id(target), (target, value))
         elif key == "multipleOf":
             self._multiples.append(Decimal(str(value)))
+
+    def _check_patterns(self, patterns: list[Any], place: str) -> None:
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise GrammarError(f"{place}: pattern is a text, not {shown(pattern)}")
+            try:
+                self._regexes.check(pattern)
+            except GrammarError as error:
+                raise GrammarError(f"{place}: {error}") from None
 
     def _target(self, ref: Any, place: str) -> Any:
         if not isinstance(ref, str) or "%" in ref or not (ref == "#" or ref.startswith("#/")):
@@ -249,8 +272,8 @@ def _subschemas(key: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _check_value(key: str, value: Any, place: str) -> None:
-    """The value of a keyword that is enforced, as far as its bounds go or the compiler would pass over it."""
+def _check_value(key: str, value: Any, place: str) -> list[Any]:
+    """The value of a keyword that is enforced, as far as its bounds go or the compiler would pass over it; its patterns."""
     if key in _NUMBERS and not _is_number(value, (int, float)):
         raise GrammarError(f"{place}: {key} is a number, not {shown(value)}")
     if key in _COUNTS and (not _is_number(value, int) or not 0 <= value < 2**31):
@@ -262,14 +285,7 @@ def _check_value(key: str, value: Any, place: str) -> None:
     most = _MOST.get(key)
     if most is not None and isinstance(value, (list, dict)) and len(value) > most:
         raise GrammarError(f"{place}: {key} has {len(value):,} entries; at most {most:,} are taken")
-    patterns = [value] if key == "pattern" else list(value) if key == "patternProperties" and isinstance(value, dict) else []
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise GrammarError(f"{place}: pattern is a text, not {shown(pattern)}")
-        try:
-            check_regex(pattern)
-        except GrammarError as error:
-            raise GrammarError(f"{place}: {error}") from None
+    return [value] if key == "pattern" else list(value) if key == "patternProperties" and isinstance(value, dict) else []
 
 
 def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:

@@ -1,0 +1,137 @@
+"""What a matcher promises: masks, ends, copies, and going back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from byte_grammars import COMPILER, EOS, EXTRA_EOS, SPECIAL, VOCAB_SIZE, allowed, mask, matcher, walk
+
+from ramet.core.grammar import GrammarSpec
+from ramet.errors import GrammarError
+from ramet.structured.compiler import GrammarCompiler, TokenTable
+
+ANYTHING = {"regex": r"(?s).*"}
+
+
+def test_special_tokens_and_padding_are_never_allowed() -> None:
+    one = matcher(ANYTHING)
+    assert one.num_words == -(-VOCAB_SIZE // 32)
+    assert not allowed(one) & {SPECIAL, *range(SPECIAL + 1, one.num_words * 32)}
+    assert {ord("a"), 0xF0, EOS} <= allowed(one)
+
+
+def test_ids_that_name_no_token_are_never_allowed() -> None:
+    holes = GrammarCompiler(TokenTable([b"a", b"", b"b", b"", b"<e>"], frozenset(), (4,), 40))
+    assert allowed(holes.matcher(GrammarSpec("regex", "[ab]*"), frozenset({4}))) == {0, 2, 4}
+
+
+def test_ids_of_the_tokenizer_beyond_the_model_are_never_allowed() -> None:
+    short = GrammarCompiler(TokenTable([b"a", b"b", b"c", b"<e>"], frozenset({3}), (3,), 2))
+    assert allowed(short.matcher(GrammarSpec("regex", "[abc]*"), frozenset({3}))) == {0, 1}
+
+
+def test_every_id_of_the_same_bytes_is_allowed() -> None:
+    twice = GrammarCompiler(TokenTable([b"a", b"b", b"a", b"<e>"], frozenset(), (3,), 4))
+    one = twice.matcher(GrammarSpec("regex", "aa"), frozenset({3}))
+    assert allowed(one) == {0, 2}
+    one.accept(2)
+    one.accept(0)
+    assert one.is_finished
+
+
+def test_ids_that_end_the_output_wait_for_the_grammar() -> None:
+    stop = ord("}")
+    one = matcher({"json_object": True}, frozenset({EOS, EXTRA_EOS, stop, 300}))
+    assert walk(one, '{"a": 1')
+    assert not allowed(one) & {EOS, EXTRA_EOS, stop, 300}, "also a stop token that is text"
+    other = matcher({"regex": "[0-9]{1,3}"}, frozenset({EOS, 300}))
+    assert not allowed(other) & {EOS, 300}
+    other.accept(ord("7"))
+    assert allowed(other) == {*b"0123456789", EOS, 300}
+    assert EXTRA_EOS not in allowed(other), "an EOS that ends nothing is no text either"
+
+
+def test_an_output_that_eos_does_not_end_has_no_eos() -> None:
+    one = matcher({"regex": "[0-9]{1,3}"}, frozenset())
+    one.accept(ord("7"))
+    assert one.is_accepting
+    assert not one.is_finished
+    assert allowed(one) == set(b"0123456789")
+
+
+def test_a_matcher_is_finished_where_nothing_can_follow() -> None:  # B103
+    one = matcher({"choice": ["yes", "yesterday"]})
+    assert walk(one, "yes")
+    assert (one.is_accepting, one.is_finished) == (True, False)
+    assert allowed(one) == {ord("t"), EOS, EXTRA_EOS}
+    assert walk(one, "terday")
+    assert (one.is_accepting, one.is_finished) == (True, True)
+    assert allowed(one) == {EOS, EXTRA_EOS}
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    one = matcher({"choice": ["ab", "ac"]})
+    one.accept(ord("a"))
+    other = one.fork()
+    other.accept(ord("b"))
+    assert other.is_finished
+    assert allowed(one) == set(b"bc")
+    one.accept(ord("c"))
+    assert one.is_finished
+
+
+def test_going_back_is_as_if_it_had_not_been() -> None:
+    one = matcher({"json_object": True})
+    masks = []
+    for byte in b'{"a": [1, "x"]}':
+        masks.append(mask(one))
+        one.accept(byte)
+    assert one.is_finished
+    one.rollback(15)
+    for before, byte in zip(masks, b'{"a": [1, "x"]}', strict=True):
+        assert np.array_equal(mask(one), before)
+        one.accept(byte)
+    assert one.is_finished
+
+
+def test_a_mask_is_a_function_of_the_tokens_accepted() -> None:
+    def masks(warm: int) -> list[bytes]:
+        for _ in range(warm):
+            walk(matcher({"json": {}}), '{"x": [null, 1.5e3, "\\n"]}')
+        one = matcher({"json": {}})
+        found = []
+        for byte in '{"k": [1, "xé", {}]}'.encode():
+            found.append(mask(one).tobytes())
+            one.accept(byte)
+        return found
+
+    assert masks(0) == masks(3)
+
+
+def test_a_token_that_was_masked_is_a_fault_from_then_on() -> None:
+    one = matcher({"regex": "ab"})
+    with pytest.raises(GrammarError, match="doesn't satisfy the grammar"):
+        one.accept(ord("x"))
+    with pytest.raises(GrammarError):
+        mask(one)
+
+
+def test_a_row_of_another_size_is_refused() -> None:
+    one = matcher({"regex": "ab"})
+    with pytest.raises(ValueError, match="buffer size"):
+        one.fill_mask(np.zeros(one.num_words - 1, np.uint32))
+
+
+def test_no_text_is_tokenized_and_nothing_is_forced() -> None:
+    """Where one text alone can follow, each way to cut it into tokens is left to the model."""
+    cuts = GrammarCompiler(TokenTable([b"a", b"b", b"ab", b"abc", b"c", b"<e>"], frozenset(), (5,), 6))
+    one = cuts.matcher(GrammarSpec("regex", "abc"), frozenset({5}))
+    assert allowed(one) == {0, 2, 3}
+    one.accept(2)
+    assert allowed(one) == {4}
+
+
+def test_check_and_matcher_agree() -> None:
+    COMPILER.check(GrammarSpec("regex", "a+"))
+    with pytest.raises(GrammarError):
+        COMPILER.check(GrammarSpec("regex", "a("))
