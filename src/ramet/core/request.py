@@ -97,6 +97,7 @@ class Sequence:
     matcher: Matcher | None = None  # where it stands in its grammar, all its output tokens accepted
     state: SequenceState = SequenceState.WAITING
     finish_reason: FinishReason | None = None
+    error: str | None = None  # why it finished so, where that is "error"
 
     @property
     def num_output_tokens(self) -> int:

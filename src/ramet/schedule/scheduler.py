@@ -18,7 +18,7 @@ from ramet.core.batch import Batch
 from ramet.core.ids import SeqId
 from ramet.core.output import SequenceUpdate, StepOutput, TokenLogprobs
 from ramet.core.request import Sequence, SequenceState
-from ramet.errors import EngineDead
+from ramet.errors import EngineDead, shown
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
 from ramet.schedule.masks import accept_token, fill_masks
@@ -168,7 +168,16 @@ class Scheduler:
             visited += 1
             num_behind = len(self._running) - visited  # a token is kept for each, so that no prompt starves a decode
             num_tokens = self._chunk_size(seq, budget - num_behind)
-            if num_tokens and self._make_room(seq, num_tokens):
+            books = self._books(seq)
+            try:
+                has_room = num_tokens > 0 and self._make_room(seq, num_tokens)
+            except Exception as error:
+                if self._books(seq) != books:
+                    raise
+                visited -= not seq.num_in_flight_tokens  # it leaves the list
+                self._fail(seq, _own_fault(error))
+                continue
+            if has_room:
                 chunks.append(self._launch(seq, num_tokens))
                 budget -= num_tokens
         return chunks
@@ -177,16 +186,24 @@ class Scheduler:
         """Admit in the policy's order until one does not fit."""
         budget = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
         admitted: list[Sequence] = []
-        hopeless: list[Sequence] = []
+        failed: list[tuple[Sequence, str]] = []
         # A policy may ask the cache about many sequences, so it is not asked in vain.
         for seq in self._policy.order(self._waiting) if self._has_place(budget) else ():
             if not self._has_place(budget):
                 break
             # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.
-            if not self._kv.admit(seq, reserve_pages=len(self._running)):
+            books = self._books(seq)
+            try:
+                has_room = self._kv.admit(seq, reserve_pages=len(self._running))
+            except Exception as error:
+                if self._books(seq) != books:
+                    raise
+                failed.append((seq, _own_fault(error)))
+                continue
+            if not has_room:
                 if self._running or self._launched:
                     break  # their pages will come back
-                hopeless.append(seq)
+                failed.append((seq, f"{len(seq.tokens)} tokens do not fit the KV pool even when nothing else runs"))
                 continue
             admitted.append(seq)
             self._start(seq)
@@ -195,9 +212,12 @@ class Scheduler:
             budget -= num_tokens
         for seq in admitted:
             _remove(self._waiting, seq)
-        for seq in hopeless:
-            seq.finish_reason = "error"
-            self._tell(seq, error=f"{len(seq.tokens)} tokens do not fit the KV pool even when nothing else runs")
+        for seq, fault in failed:
+            self._fail(seq, fault)
+
+    def _books(self, seq: Sequence) -> tuple[object, ...]:
+        """What a fault of the KV manager must have left as it was to be one sequence's own and not the engine's end."""
+        return self._kv.pool.num_free, self._kv.cache.stats(), len(seq.pages), seq.lock
 
     def _has_place(self, budget: int) -> bool:
         """Whether one more sequence may begin to run in a step with ``budget`` tokens left."""
@@ -277,8 +297,7 @@ class Scheduler:
         if seq.is_finished:
             self._end_if_idle(seq)
         elif error is not None:
-            seq.finish_reason = "error"
-            self._tell(seq, prompt_logprobs=prompt_logprobs, error=error)
+            self._fail(seq, error, prompt_logprobs=prompt_logprobs)
         elif chunk.samples:
             self._append(seq, int(output.token_ids[row]), output.logprobs[row], prompt_logprobs)
         else:
@@ -306,8 +325,7 @@ class Scheduler:
         is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens
         is_complete, fault = (False, None) if is_stop else accept_token(seq, token_id)
         if fault is not None:
-            seq.finish_reason = "error"
-            self._tell(seq, prompt_logprobs=prompt_logprobs, error=fault)
+            self._fail(seq, fault, prompt_logprobs=prompt_logprobs)
             return
         seq.tokens.append(token_id)
         self._num_output_tokens += 1
@@ -322,6 +340,12 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             stop_token_id=token_id if is_stop else None,
         )
+
+    def _fail(self, seq: Sequence, error: str, **news: Any) -> None:
+        """End a sequence for a fault that is its own. Of one that is in flight it is told when its step is done."""
+        seq.finish_reason, seq.error = "error", error
+        if not seq.num_in_flight_tokens:
+            self._tell(seq, **news)
 
     def _tell(self, seq: Sequence, **news: Any) -> None:
         """Queue news of a sequence (as ``_report`` takes them). The last news lets it go."""
@@ -351,7 +375,7 @@ class Scheduler:
                 started_s=seq.started_s,
                 finish_reason=seq.finish_reason,
                 stop_token_id=stop_token_id,
-                error=error,
+                error=error or seq.error,
             )
         )
 
@@ -415,6 +439,10 @@ class Scheduler:
             if seq.request is leader.request:
                 seq.num_prompt_logprobs = leader.num_prompt_logprobs  # a request's are told once
         return followers
+
+
+def _own_fault(error: Exception) -> str:
+    return f"a defect met this sequence: {shown(error, 200)}"
 
 
 def _remove(seqs: list[Sequence], seq: Sequence) -> None:

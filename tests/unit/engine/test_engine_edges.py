@@ -9,7 +9,7 @@ import pytest
 from support.engines import CACHES, EOS_IDS, VOCAB_SIZE, Bench
 
 from ramet.core.batch import Batch
-from ramet.core.request import Namespace
+from ramet.core.request import Namespace, Sequence
 from ramet.core.sampling import SamplingParams
 from ramet.errors import ConfigError, ContextTooLong, EngineDead, InvalidRequest, Overloaded
 from ramet.schedule import scheduler
@@ -314,7 +314,7 @@ def test_a_dead_runner_ends_every_request_and_leaves_the_books_right(half: str, 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-@pytest.mark.parametrize("place", ["launch", "collect", "schedule", "update", "build_batch", "_begin", "commit"])
+@pytest.mark.parametrize("place", ["launch", "collect", "schedule", "update", "build_batch", "take_page_copies", "commit"])
 def test_a_step_that_breaks_off_half_way_is_the_end(
     place: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +324,8 @@ def test_a_step_that_breaks_off_half_way_is_the_end(
         bench.submit([5 + i] * 9, n=2, max_tokens=6, **GREEDY)
     bench.step()
     bench.submit([20] * 9, max_tokens=6, **GREEDY)
-    parts = {"launch": bench.runner, "collect": bench.runner, "build_batch": scheduler, "_begin": bench.kv, "commit": bench.kv}
+    parts = {"launch": bench.runner, "collect": bench.runner, "build_batch": scheduler, "commit": bench.kv}
+    parts["take_page_copies"] = bench.kv
 
     def break_off(*args: object, **options: object) -> None:
         bench.runner.launched.clear()
@@ -343,6 +344,42 @@ def test_a_step_that_breaks_off_half_way_is_the_end(
     bench.check_idle()
     with pytest.raises(EngineDead, match="half-way"):
         bench.engine.step()
+
+
+@pytest.mark.parametrize("call", ["admit", "grow"])
+@pytest.mark.parametrize("is_half_done", [False, True])
+def test_t11_h5_a_fault_at_one_sequences_pages_is_its_own_unless_the_books_have_changed(
+    call: str, is_half_done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(num_pages=64)
+    names = [bench.submit([5 + i] * 9, n=1, max_tokens=20, seed=i, temperature=0.8, ignore_eos=True) for i in range(8)]
+    bench.step()
+    names.append(bench.submit([20] * 9, max_tokens=6, **GREEDY))
+    bad = names[8 if call == "admit" else 3]
+    whole = getattr(bench.kv, call)
+
+    def broken(seq: Sequence, *args: int, **options: int) -> bool:
+        if seq.request.request_id == bad and seq.num_output_tokens in (0, 5):
+            if is_half_done:
+                bench.kv.pool.allocate(1)
+            raise MemoryError("no more")
+        return whole(seq, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.kv, call, broken)
+        if is_half_done:
+            for _ in range(8):
+                bench.engine.step()
+                if bench.engine.stats().num_open_requests == 0:
+                    break
+            with pytest.raises(EngineDead, match="no more"):
+                bench.engine.step()
+            return
+        bench.run()
+    bench.check_idle()
+    assert [name for name in names if bench.answers[name, 0].finish_reason == "error"] == [bad]
+    assert "no more" in str(bench.answers[bad, 0].error)
+    bench.check_against_cold()
 
 
 @pytest.mark.parametrize(
@@ -438,5 +475,5 @@ def test_b064_b016_mixed_batches_answer_as_cold_runs() -> None:
 def test_t14_the_work_of_a_request_is_bounded_as_a_whole() -> None:
     bench = Bench(max_model_len=100_000, num_pages=30_000)
     with pytest.raises(InvalidRequest, match="lower n, max_tokens or logprobs"):
-        bench.submit([5, 6, 7], n=128, logprobs=20, max_tokens=2000, **LONG)
-    bench.submit([5, 6, 7], n=128, logprobs=0, max_tokens=2000, **LONG)
+        bench.submit([5, 6, 7], n=128, logprobs=20, max_tokens=2000)
+    bench.submit([5, 6, 7], n=128, logprobs=0, max_tokens=2000)
