@@ -162,7 +162,8 @@ def _scores(logits: Float32, sampling: RowSampling, row: int) -> _Float64:
         masked[allowed] = scores[allowed]
         scores = masked
     for mask in sampling.masks[sampling.mask_indptr[row] : sampling.mask_indptr[row + 1]]:
-        scores[np.unpackbits(mask.view(np.uint8), count=len(scores), bitorder="little") == 0] = -np.inf
+        may_come = np.unpackbits(mask.view(np.uint8), count=len(scores), bitorder="little").view(np.bool_)
+        scores = np.where(may_come, scores, -np.inf)
     scores[sampling.banned_ids[sampling.banned_indptr[row] : sampling.banned_indptr[row + 1]]] = -np.inf
     return scores
 
