@@ -47,7 +47,7 @@ class EngineState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompted:
-    """One prompt ready for an engine. ``names`` are ids by which its caller may abort it, besides the request's own."""
+    """One prompt ready for an engine. ``names`` are ids by which its ``owner`` may abort it, besides the request's own."""
 
     token_ids: PromptIds
     sampling: SamplingParams
@@ -55,15 +55,19 @@ class Prompted:
     namespace: Namespace = Namespace()
     priority: int = 0
     names: frozenset[str] = _NO_NAMES
+    owner: str = ""
 
 
 class Generation:
     """One request on its way: an output that grows in place, and the news that it has grown. One reader."""
 
-    def __init__(self, request: Request, output: RequestOutput, names: frozenset[str], abort: Callable[[], None]) -> None:
+    def __init__(
+        self, request: Request, output: RequestOutput, names: frozenset[str], abort: Callable[[], None], owner: str = ""
+    ) -> None:
         self.request = request
         self.output = output
         self.names = names
+        self.owner = owner
         self.started_s: float | None = None  # times are the engine clock's, as request.arrival_s is
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -284,7 +288,7 @@ class EngineClient:
     def _open_one(self, request: Request, prompted: Prompted) -> Generation:
         seeded = replace(request, sampling=replace(request.sampling, seed=request.seed))
         output = self._assembler.open(seeded, prompted.text)
-        generation = Generation(seeded, output, prompted.names, lambda: self._send_abort(request.request_id))
+        generation = Generation(seeded, output, prompted.names, lambda: self._send_abort(request.request_id), prompted.owner)
         self._open[request.request_id] = generation
         self._num_waiting += 1
         if self._link is not None:
@@ -371,12 +375,20 @@ class EngineClient:
         if generation.started_s is None and update.started_s is not None:
             generation.started_s = update.started_s
             self._num_waiting -= 1
-            self._observer.started(generation)
+            self._observe(self._observer.started, generation)
         if update.new_token_ids:
             last_s, generation.last_token_s = generation.last_token_s, self._heard_s
             if generation.first_token_s is None:
                 generation.first_token_s = self._heard_s
-            self._observer.told(generation, len(update.new_token_ids), None if last_s is None else self._heard_s - last_s)
+            gap_s = None if last_s is None else self._heard_s - last_s
+            self._observe(self._observer.told, generation, len(update.new_token_ids), gap_s)
+
+    def _observe(self, tell: Callable[..., None], generation: Generation, *news: object) -> None:
+        """Counting may fail; the request that is counted goes on, and so do all others."""
+        try:
+            tell(generation, *news)
+        except Exception as error:
+            _log.error("request %s could not be counted: %s", generation.request.request_id, type(error).__name__)
 
     def _end(self, request_id: RequestId, failure: RametError | None = None) -> None:
         generation = self._open.pop(request_id, None)
@@ -386,7 +398,7 @@ class EngineClient:
             self._num_waiting -= 1
         self._assembler.close(request_id)
         generation.end(self._clock.now(), failure)
-        self._observer.finished(generation)
+        self._observe(self._observer.finished, generation)
 
     def _lose_all(self) -> None:
         """The engine is gone, and with it all that ran."""

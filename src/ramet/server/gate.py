@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,10 +35,13 @@ OnEnd = Callable[[Scope, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. ``tenant`` is "" where there are no keys or all share one cache."""
+    """Whose request it is. ``tenant``, who share a cache, is "" where there are no keys or all share one; ``owner``, whose
+    requests are his alone to abort, is "" only where there are no keys.
+    """
 
     tenant: str
     is_admin: bool
+    owner: str = ""
 
 
 class Keys:
@@ -57,7 +60,8 @@ class Keys:
         found: Caller | None = None
         for known, is_admin in self._known:
             if hmac.compare_digest(known, digest):
-                found = Caller("" if self._share_cache else known.hex()[:_TENANT_CHARS], is_admin)
+                owner = known.hex()[:_TENANT_CHARS]
+                found = Caller("" if self._share_cache else owner, is_admin, owner)
         return found
 
 
@@ -110,7 +114,7 @@ class Gate:
             problem = problem_of(error, request_id)
             log_failure(error, problem, request_id)
             if status:
-                raise  # the connection is closed, so that the client sees the answer is not whole
+                return  # uvicorn closes the connection, so that the client sees the answer is not whole
             await error_response(problem, dialect_of(path), request_id)(scope, receive, answer)
         finally:
             self.num_running -= 1
@@ -145,7 +149,7 @@ class Gate:
             return caller
         if self._keys.has_admin or not _is_loopback(scope):
             raise ApiError(403, "this needs the admin key (--admin-api-key)", code="admin")
-        return Caller(caller.tenant if caller else "", is_admin=True)
+        return Caller("", is_admin=True) if caller is None else replace(caller, is_admin=True)
 
     async def _body(self, headers: _Headers, method: str, receive: Receive) -> bytes:
         """The whole body, within its limit. Types and codings that no client of ours sends are refused (T26)."""
@@ -153,7 +157,7 @@ class Gate:
             return b""
         limit = self._max_body_bytes
         length = headers.get("content-length")
-        if length is not None and (not length.isdigit() or int(length[:20]) > limit):
+        if length is not None and not (length.isascii() and length.isdigit() and int(length[:20]) <= limit):
             raise _too_large(limit)
         if headers.get("content-encoding", "identity").lower() != "identity":  # type: ignore[union-attr]
             raise ApiError(415, "bodies are taken as they are: send no Content-Encoding", code="content_encoding")
