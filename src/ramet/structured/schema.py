@@ -23,9 +23,8 @@ WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
 """Where JSON may have white space: none, one space, or one line break with its indentation. So it cannot go on for ever."""
 
 _MAX_DEPTH = 60  # of the document, lists and objects; the compiler reads JSON to a depth of 127
-_MAX_VALUES = 30_000
-_MAX_PROPERTIES = 1_000  # of one object
-_MAX_ALL_PROPERTIES = 2_000
+_MAX_VALUES = 10_000
+_MAX_PROPERTIES = 1_000  # in all
 _MAX_ENUM = 5_000
 _MAX_HELD_ENUM = 512  # values of enums beside a pattern or format, each of which is held against it
 _MAX_RECURSION = (
@@ -44,7 +43,7 @@ _LISTS = {"anyOf", "allOf", "oneOf", "prefixItems"}
 _MAPS = {"properties", "patternProperties", "$defs", "definitions"}
 _DEFINITIONS = {"$defs", "definitions"}
 _MOST = {
-    "properties": _MAX_PROPERTIES, "required": _MAX_PROPERTIES, "enum": _MAX_ENUM, "oneOf": _MAX_ONE_OF,
+    "required": _MAX_PROPERTIES, "enum": _MAX_ENUM, "oneOf": _MAX_ONE_OF,
     "patternProperties": _MAX_PATTERN_PROPERTIES,
 }  # fmt: skip
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -168,8 +167,8 @@ class _Schema:
     def _count(self, schema: dict[str, Any], place: str) -> None:
         """Budgets of the schema as a whole."""
         self._num_properties += len(schema.get("properties", ()))
-        if self._num_properties > _MAX_ALL_PROPERTIES:
-            raise GrammarError(f"{place}: the JSON schema has over {_MAX_ALL_PROPERTIES:,} properties in all; make it smaller")
+        if self._num_properties > _MAX_PROPERTIES:
+            raise GrammarError(f"{place}: the JSON schema has over {_MAX_PROPERTIES:,} properties in all; make it smaller")
         self._num_costly += len(schema.keys() & _COSTLY)
         if self._num_costly > _MAX_COSTLY:
             raise GrammarError(f"{place}: the JSON schema has over {_MAX_COSTLY} bounds of numbers and formats; make it smaller")
