@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: serve test check lint types sanitize bench exact clean format
+.PHONY: serve test check lint types sanitize bench exact fault clean format
 
-serve: $(VENV)/.run  ## environment, build, demo model, and a conversation with it
-	$(BIN)/ramet chat
+serve: $(VENV)/.run  ## environment, build, demo model, server
+	$(BIN)/ramet serve
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest
@@ -36,6 +36,9 @@ format: $(VENV)/.dev
 
 exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise cover)
 	RAMET_EXACT=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
+
+fault: $(VENV)/.dev  ## the faults of the HTTP server in their full size; H8 needs root and ip(8)
+	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server
 
 bench: $(VENV)/.run
 	$(BIN)/ramet bench cache
