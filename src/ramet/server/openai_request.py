@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ramet.core.sampling import SamplingParams
-from ramet.engine.admission import Limits
 from ramet.engine.assemble import RequestOutput
 from ramet.errors import InvalidRequest
 from ramet.server.client import Generation, Prompted
@@ -33,7 +32,6 @@ DONE = b"data: [DONE]\n\n"
 
 _MAX_ANSWERS = 128
 _MAX_PROMPT_WORK = 1 << 18  # logprobs of prompt tokens, or tokens that are told again: some 60 MB, at once
-_MAX_OUTPUT_WORK = 1 << 22  # logprobs of output tokens: some 1 GB, if they are ever all written
 _encode = msgspec.json.Encoder().encode
 
 
@@ -116,8 +114,8 @@ def accept(
     scope = request.scope
     services = services_of(scope)
     _check_prompt_work(prompts, sampling, tells_prompts)
-    _check_output_work(prompts, sampling, services.client.limits)
-    namespace = namespace_of(caller_of(scope), body.cache_salt)
+    caller = caller_of(scope)
+    namespace = namespace_of(caller, body.cache_salt)
     names = frozenset(name for name in (request_id_of(scope), body.request_id) if name is not None)
     response_id = f"{kind}-{uuid.uuid4().hex}"
     generations = services.client.submit(
@@ -129,6 +127,7 @@ def accept(
                 namespace=namespace,
                 priority=body.priority or 0,
                 names=names,
+                owner=caller.owner,
             )
             for prompt in prompts
         ],
@@ -155,18 +154,4 @@ def _check_prompt_work(prompts: Sequence[Encoded], sampling: SamplingParams, tel
             f"{num_tokens:,} prompt tokens, told of with n = {sampling.n} and {num_each} logprobs each, are {work:,} entries, "
             f"over {_MAX_PROMPT_WORK:,}; ask for fewer, or send less at a time",
             "prompt",
-        )
-
-
-def _check_output_work(prompts: Sequence[Encoded], sampling: SamplingParams, limits: Limits) -> None:
-    """The same of output tokens. Raises ``ContextTooLong`` too, as sending the request would."""
-    if sampling.logprobs is None:
-        return
-    num_tokens = sampling.n * sum(limits.max_tokens(len(prompt.token_ids), sampling) for prompt in prompts)
-    work = num_tokens * (sampling.logprobs + 1)
-    if work > _MAX_OUTPUT_WORK:
-        raise InvalidRequest(
-            f"{num_tokens:,} output tokens with {sampling.logprobs + 1} logprobs each are {work:,}, over {_MAX_OUTPUT_WORK:,}; "
-            "lower max_tokens or n",
-            "logprobs",
         )

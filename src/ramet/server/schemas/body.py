@@ -19,7 +19,7 @@ _MOST = {  # of each in a body: decoding that many takes some 20 ms, for which n
     "lists": (b"[", 50_000),
     "objects": (b"{", 50_000),
     "names of fields": (b'":', 60_000),
-    "commas": (b",", 300_000),  # more than any prompt has token ids
+    "commas": (b",", 200_000),  # more than any prompt has token ids
 }
 _WHERE = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
