@@ -14,6 +14,8 @@
     └── EngineDead            the engine cannot go on; a defect, not the caller's fault
 """
 
+from collections.abc import Iterator
+
 __all__ = [
     "ConfigError",
     "ContextTooLong",
@@ -82,7 +84,34 @@ class EngineDead(RametError):
 def shown(value: object, limit: int = 40) -> str:
     """A value the caller gave, for an error message: its repr on one line, cut to ``limit`` characters. Never raises."""
     try:
-        text = " ".join(repr(value).split())
+        text = ""
+        for piece in _pieces(value, 4 * limit):
+            text += piece
+            if len(text) > 4 * limit:  # spaces in a row will be one
+                break
+        text = " ".join(text.split())
     except Exception:  # an int of over 4,300 digits has no repr, nor need an object of the caller's have one
         text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _pieces(value: object, max_chars: int) -> Iterator[str]:
+    """The repr of JSON piece by piece: it may be megabytes long, or deeper than Python goes, and who has enough of it stops."""
+    if type(value) is str:
+        yield repr(value[: max_chars + 1])
+    elif type(value) is list:
+        yield "["
+        for i, one in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(one, max_chars)
+        yield "]"
+    elif type(value) is dict:
+        yield "{"
+        for i, (key, one) in enumerate(value.items()):
+            yield ", " if i else ""
+            yield from _pieces(key, max_chars)
+            yield ": "
+            yield from _pieces(one, max_chars)
+        yield "}"
+    else:
+        yield repr(value)

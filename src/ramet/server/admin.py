@@ -218,7 +218,7 @@ def _listed(names: str | list[str] | None, param: str) -> list[str]:
 
 
 def _may_abort(caller: Caller, generation: Generation) -> bool:
-    return caller.is_admin or generation.request.namespace.tenant == caller.tenant
+    return caller.is_admin or generation.owner == caller.owner
 
 
 def _is_named(generation: Generation, names: set[str]) -> bool:

@@ -52,6 +52,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _RETRY_AFTER_S = {429: 1, 503: 2}
+_MAX_MESSAGE_CHARS = 1000  # a message may quote what was sent, but no request is told back whole
+_MAX_PARAM_CHARS = 200
 _PHRASES = {404: "there is nothing at this path", 405: "this path does not take this method"}
 
 
@@ -75,12 +77,17 @@ class ApiError(RametError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong, before any dialect."""
+    """What went wrong, before any dialect; in few words, whatever was sent."""
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", _cut(self.message, _MAX_MESSAGE_CHARS))
+        if self.param is not None:
+            object.__setattr__(self, "param", _cut(self.param, _MAX_PARAM_CHARS))
 
     @property
     def retry_after_s(self) -> int | None:
@@ -138,6 +145,10 @@ def error_body(problem: Problem, dialect: Dialect, request_id: str) -> bytes:
     return msgspec.json.encode(
         {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}
     )
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def error_response(problem: Problem, dialect: Dialect, request_id: str) -> Response:

@@ -61,6 +61,7 @@ async def create_message(request: Request) -> Response | EventStream:
         namespace=namespace_of(caller_of(scope), asked.cache_salt),
         priority=asked.priority or 0,
         names=frozenset({request_id}),
+        owner=caller_of(scope).owner,
     )
     message_id = f"msg_{uuid.uuid4().hex}"
     (generation,) = services.client.submit([prompted], message_id)

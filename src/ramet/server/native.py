@@ -52,8 +52,8 @@ _UNSUPPORTED = (
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-def _json(told: msgspec.Struct, ignored: Sequence[str]) -> Response:
-    return Response(msgspec.json.encode(told), headers=ignored_header(ignored), media_type="application/json")
+def _json(content: bytes, ignored: Sequence[str]) -> Response:
+    return Response(content, headers=ignored_header(ignored), media_type="application/json")
 
 
 # ---- tokens and text
@@ -67,9 +67,13 @@ async def tokenize(request: Request) -> Response:
     max_model_len = services.client.limits.max_model_len
     token_ids = await _token_ids(services.translator, wanted)
     tokenizer = services.translator.tokenizer
-    token_strs = [tokenizer.token_text(token_id) for token_id in token_ids] if wanted.return_token_strs else None
-    told = Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=token_strs)
-    return _json(told, ignored)
+
+    def work() -> bytes:
+        token_strs = [tokenizer.token_text(token_id) for token_id in token_ids] if wanted.return_token_strs else None
+        told = Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=token_strs)
+        return msgspec.json.encode(told)
+
+    return _json(await services.translator.run(work), ignored)
 
 
 async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[int]:
@@ -97,12 +101,12 @@ async def detokenize(request: Request) -> Response:
     wanted, ignored = decode_body(body_of(request.scope), DetokenizeRequest)
     services.model(wanted.model)
     vocab_size = services.client.limits.vocab_size
-    for token_id in wanted.tokens:
+    for token_id in (min(wanted.tokens, default=0), max(wanted.tokens, default=0)):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(f"tokens has {token_id}; this model's token ids are 0 to {vocab_size - 1}", "tokens")
     tokenizer = services.translator.tokenizer
     text = await services.translator.run(lambda: tokenizer.decode(wanted.tokens, skip_special_tokens=False))
-    return _json(Detokenized(prompt=text), ignored)
+    return _json(msgspec.json.encode(Detokenized(prompt=text)), ignored)
 
 
 # ---- /generate
@@ -121,8 +125,7 @@ async def generate(request: Request) -> Response | EventStream:
 
         return EventStream(_events(batch, services.translator), batch.generations, failed, ignored_header(ignored))
     await answered(batch.generations, request)
-    content = await _made(services.translator, batch, batch.whole)
-    return Response(content, headers=ignored_header(ignored), media_type="application/json")
+    return _json(await _made(services.translator, batch, batch.whole), ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     _check_work(prompts, sampling, services.client.limits.max_total_tokens)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
-    namespace = namespace_of(caller_of(request.scope), wanted.cache_salt)
+    caller = caller_of(request.scope)
+    namespace = namespace_of(caller, wanted.cache_salt)
     prompted = [
         Prompted(
             token_ids=prompt.token_ids,
@@ -185,6 +189,7 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
             namespace=namespace,
             priority=wanted.priority or 0,
             names=frozenset({name, own_id, request_id_of(request.scope)}),
+            owner=caller.owner,
         )
         for prompt, one, name in zip(prompts, sampling, names, strict=True)
     ]
@@ -204,13 +209,13 @@ async def _prompts(translator: Translator, wanted: GenerateRequest) -> tuple[lis
 
 
 def _given_prompts(token_ids: list[int | list[int]]) -> tuple[list[Encoded], bool]:
-    lists = [one for one in token_ids if isinstance(one, list)]
-    if not lists:
-        return [Encoded([one for one in token_ids if isinstance(one, int)], None)], False
-    if len(lists) < len(token_ids):
+    kinds = set(map(type, token_ids))
+    if list not in kinds:
+        return [Encoded(token_ids, None)], False  # type: ignore[arg-type]
+    if len(kinds) > 1:
         raise InvalidRequest("input_ids is a list of token ids, or a list of such lists", "input_ids")
-    _check_count(len(lists), "input_ids")
-    return [Encoded(one, None) for one in lists], True
+    _check_count(len(token_ids), "input_ids")
+    return [Encoded(one, None) for one in token_ids], True  # type: ignore[arg-type]
 
 
 def _check_count(num_answers: int, param: str) -> None:

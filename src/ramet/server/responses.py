@@ -68,6 +68,7 @@ async def create_response(request: Request) -> Response | EventStream:
         namespace=namespace_of(caller_of(scope), asked.cache_salt),
         priority=asked.priority or 0,
         names=frozenset({request_id_of(scope)}),
+        owner=caller_of(scope).owner,
     )
     begun = _begun(asked, model, sampling)
     (generation,) = services.client.submit([prompted], begun.id)

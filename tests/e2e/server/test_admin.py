@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.http import Called, Served, call
 
 from ramet.config import ServerConfig
-from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
 from ramet.errors import Unavailable
 from ramet.server.app import ROUTES, build_app
@@ -64,13 +63,13 @@ def keyed(server: Served, awake: None) -> Gate:
     return app_of(server, api_key=(USER, OTHER), admin_api_key=ADMIN)
 
 
-def begin(server: Served, *, tenant: str = "", **options: Any) -> Generation:
+def begin(server: Served, request_id: str = "test", **options: Any) -> Generation:
     """A request that runs until it is aborted."""
 
     async def submit() -> Generation:
         sampling = SamplingParams(max_tokens=2000, ignore_eos=True, temperature=0)
-        prompted = Prompted(token_ids=list(CANARY.encode()), sampling=sampling, namespace=Namespace(tenant=tenant), **options)
-        [generation] = server.services.client.submit([prompted], f"test-{id(options)}-{tenant}")
+        prompted = Prompted(token_ids=list(CANARY.encode()), sampling=sampling, **options)
+        [generation] = server.services.client.submit([prompted], request_id)
         await generation.changed()
         return generation
 
@@ -219,8 +218,9 @@ def test_abort_by_any_of_its_ids(server: Served, app: Gate) -> None:
 
 
 def test_abort_reaches_a_callers_own_requests_alone(server: Served, keyed: Gate) -> None:
-    tenants = [Keys((key,), None, share_cache=False).caller(key).tenant for key in (USER, OTHER)]  # type: ignore[union-attr]
-    mine, theirs = (begin(server, tenant=tenant, names=frozenset({"same"})) for tenant in tenants)
+    """Whether callers share a cache or not."""
+    owners = [Keys((key,), None, share_cache=True).caller(key).owner for key in (USER, OTHER)]  # type: ignore[union-attr]
+    mine, theirs = (begin(server, f"test-{owner}", owner=owner, names=frozenset({"same"})) for owner in owners)
     try:
         assert ask(server, keyed, "/abort_request", {"rid": "same"}).status == 401
         assert ask(server, keyed, "/abort_request", {"abort_all": True}, key=USER).status == 403
