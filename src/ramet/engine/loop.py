@@ -30,17 +30,23 @@ class EngineLoop:
         return self._engine.has_work
 
     def turn(self, commands: Iterable[Command]) -> None:
-        """Obey the commands, then do one step where there is something to do.
+        """Obey the commands, then do one step where there is something to do; flush after it, when what was aborted has ended.
 
         What goes wrong with one command is told of that one. Raises ``EngineDead`` where the step failed; nobody is told then but
         the caller, whose end is the end of all requests.
         """
+        flushes: list[Flush] = []
         for command in commands:
-            self._obey(command)
+            if isinstance(command, Flush):
+                flushes.append(command)
+            else:
+                self._obey(command)
         updates: list[SequenceUpdate] = []
         if self._engine.has_work:
             updates = self._engine.step()
             self._engine.check_alive()
+        for flush in flushes:
+            self._flush(flush)
         self._emit(Step.of(updates, self._engine.stats()))
 
     def _obey(self, command: Command) -> None:
@@ -51,8 +57,6 @@ class EngineLoop:
                 self._engine.abort(request_id)
             case AbortSequence(seq_id):
                 self._engine.abort_sequence(seq_id)
-            case Flush(number, force):
-                self._flush(number, force)
             case Start():
                 raise EngineDead("the engine was told to start a second time")
 
@@ -73,8 +77,8 @@ class EngineLoop:
         except Exception as error:  # whatever it is, it is this request's alone
             self._emit(Refused(command.request_id, f"the engine could not take the request: {shown(error, 200)}"))
 
-    def _flush(self, number: int, force: bool) -> None:
+    def _flush(self, flush: Flush) -> None:
         try:
-            self._emit(Flushed(number, self._engine.flush_cache(force=force)))
+            self._emit(Flushed(flush.number, self._engine.flush_cache(force=flush.force)))
         except InvalidRequest as error:
-            self._emit(Flushed(number, 0, str(error)))
+            self._emit(Flushed(flush.number, 0, str(error)))

@@ -233,9 +233,7 @@ def test_flush_is_refused_while_requests_run_unless_forced() -> None:
                 await client.flush_cache(force=False)
             assert await client.flush_cache(force=True) == 5
             running.abort()
-            await running.finished()
-            await idle(client)
-            assert await client.flush_cache(force=False) >= 0
+            assert await client.flush_cache(force=False) >= 0  # what was aborted before it does not count
             while client.stats is None or client.stats.kv.num_free_pages < 64:
                 await asyncio.sleep(0.005)
 
