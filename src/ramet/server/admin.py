@@ -110,8 +110,7 @@ async def version(request: Request) -> Response:
 async def list_models(request: Request) -> Response:
     """GET /v1/models: the model, under each name that it is served by."""
     services = services_of(request.scope)
-    names = dict.fromkeys((services.model_names[0], *services.config.served_model_name))
-    return _json(Models(data=[_model(services, name) for name in names]))
+    return _json(Models(data=[_model(services, name) for name in services.model_names]))
 
 
 async def get_model(request: Request) -> Response:

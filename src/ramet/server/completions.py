@@ -18,7 +18,7 @@ from ramet.server.schemas.body import decode_body
 from ramet.server.schemas.openai import TextChoice, TextCompletion, TextLogprobs, TextRequest
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, Piece, pieces_of, sse
-from ramet.server.translate import Encoded, check_model
+from ramet.server.translate import Encoded
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["completions"]
@@ -29,11 +29,12 @@ _DEFAULT_MAX_TOKENS = 16
 async def completions(request: Request) -> Response | EventStream:
     services = services_of(request.scope)
     body, ignored = decode_body(body_of(request.scope), TextRequest)
-    check_model(body.model, services.model_names)
+    services.model(body.model)
     body.check()
     sampling = services.translator.sampling(body.sampling_fields(), default_max_tokens=_DEFAULT_MAX_TOKENS)
     prompts = body.prompts
     check_answers(len(prompts), sampling)
+    await services.check_grammar(sampling)
     encoded = [await services.translator.encode(one) if isinstance(one, str) else Encoded(one, None) for one in prompts]
     tells_prompts = bool(body.echo or body.return_token_ids)
     accepted = accept(request, body, sampling, encoded, kind="cmpl", ignored=ignored, tells_prompts=tells_prompts)

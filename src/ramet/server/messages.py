@@ -52,6 +52,7 @@ async def create_message(request: Request) -> Response | EventStream:
     asked, unknown = decode_body(body_of(scope), MessageRequest)
     model = services.model(asked.model)
     sampling = services.translator.sampling(asked.chosen_by())
+    await services.check_grammar(sampling)
     encoded = await _encoded(services, asked)
     room = services.client.limits.max_total_tokens - len(encoded.token_ids)
     prompted = Prompted(

@@ -49,7 +49,7 @@ _UNSUPPORTED = (
     "session_params",
     "custom_logit_processor",
 )
-_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_CONSTRAINTS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}  # SGLang's names, and ours
 
 
 def _json(content: bytes, ignored: Sequence[str]) -> Response:
@@ -177,6 +177,8 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     prompts, is_list = await _prompts(services.translator, wanted)
     sampling = _samplings(services.translator, wanted, len(prompts))
     _check_work(prompts, sampling, services.client.limits.max_total_tokens)
+    for grammar in {one.grammar: one for one in sampling}.values():
+        await services.check_grammar(grammar)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
     caller = caller_of(request.scope)
@@ -246,9 +248,9 @@ def _samplings(translator: Translator, wanted: GenerateRequest, num_prompts: int
 
 
 def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateSampling) -> SamplingParams:
-    for name in _CONSTRAINTS:
-        if getattr(params, name) is not None:
-            raise InvalidRequest(f"{name} is not supported yet; leave it out", name)
+    if params.structural_tag is not None:
+        raise InvalidRequest("structural_tag is not supported; use json_schema, regex or ebnf", "structural_tag")
+    constraints = {ours: getattr(params, theirs) for theirs, ours in _CONSTRAINTS.items()}
     fields = params.sampling_fields()
     renamed = {
         "n": params.n,
@@ -256,6 +258,7 @@ def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateS
         "min_tokens": params.min_new_tokens,
         "seed": params.sampling_seed,
         "include_stop_str_in_output": params.no_stop_trim,
+        "structured_outputs": constraints if any(text is not None for text in constraints.values()) else None,
     }
     if wanted.return_logprob:
         renamed["logprobs"] = wanted.top_logprobs_num

@@ -25,7 +25,6 @@ from ramet.server.schemas.openai import (
 )
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, Piece, pieces_of, sse
-from ramet.server.translate import check_model
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["chat_completions"]
@@ -34,10 +33,11 @@ __all__ = ["chat_completions"]
 async def chat_completions(request: Request) -> Response | EventStream:
     services = services_of(request.scope)
     body, ignored = decode_body(body_of(request.scope), ChatRequest)
-    check_model(body.model, services.model_names)
+    services.model(body.model)
     body.check()
     sampling = services.translator.sampling(body.sampling_fields())
     check_answers(1, sampling)
+    await services.check_grammar(sampling)
     is_continued = bool(body.continue_final_message)
     prompt = await services.translator.chat(
         body.messages,

@@ -136,7 +136,7 @@ def accept(
     head = {
         "id": response_id,
         "created": int(time.time()),
-        "model": body.model or services.model_names[0],
+        "model": services.model(body.model),
         "system_fingerprint": f"ramet-{services.version}",
     }
     return Accepted(request, body, sampling, generations, head, ignored_header(ignored))

@@ -59,6 +59,7 @@ async def create_response(request: Request) -> Response | EventStream:
     asked.check_served()
     model = services.model(asked.model)
     sampling = services.translator.sampling(asked.chosen_by())
+    await services.check_grammar(sampling)
     messages = await services.translator.run(asked.chat_messages)
     encoded = await services.translator.chat(messages, tools=asked.chat_tools(), variables=asked.chat_template_kwargs)
     prompted = Prompted(

@@ -96,6 +96,7 @@ class _Process:
             model_names=names,
             created=int(time.time()),
             version=version("ramet"),
+            aliases=frozenset({engine.model.model} if engine.model.model else ()),
         )
         keys = Keys(server.api_key, server.admin_api_key, share_cache=server.share_cache)
         self._gate = build_app(self._services, keys)
@@ -211,12 +212,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _model_names(engine: EngineConfig, server: ServerConfig, text: TextParts) -> tuple[str, ...]:
-    """Those given, or the model's own: a hub id as it is, a file or folder by its name. What was asked for works too."""
+    """Those given, or the model's own: a hub id as it is, a file or folder by its name."""
     asked = engine.model.model
-    names = list(server.served_model_name)
-    if not names:
-        names.append(text.description.split()[0] if asked is None else _own_name(asked))
-    return tuple(dict.fromkeys([*names, asked] if asked is not None else names))
+    return server.served_model_name or (text.description.split()[0] if asked is None else _own_name(asked),)
 
 
 def _own_name(model: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from ramet.config import ServerConfig
+from ramet.core.sampling import SamplingParams
 from ramet.errors import shown
 from ramet.server.client import EngineClient
 from ramet.server.errors import ApiError
@@ -18,7 +19,9 @@ __all__ = ["Services", "services_of"]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``model_names`` are what requests may call the model, the first being its own; ``created`` is Unix time of the start."""
+    """``model_names`` are what the model is called, the first of them its own; ``aliases`` are understood as well, but told to
+    nobody, since one may be a path. ``created`` is Unix time of the start.
+    """
 
     client: EngineClient
     translator: Translator
@@ -27,12 +30,13 @@ class Services:
     model_names: tuple[str, ...]
     created: int
     version: str
+    aliases: frozenset[str] = frozenset()
 
     def model(self, asked: str | None) -> str:
         """The name that an answer bears: the one asked for, or the model's own. Raises a 404 for another model's."""
         if not asked:
             return self.model_names[0]
-        if asked not in self.model_names:
+        if asked not in self.model_names and asked not in self.aliases:
             names = ", ".join(self.model_names)
             raise ApiError(
                 404,
@@ -41,6 +45,11 @@ class Services:
                 param="model",
             )
         return asked
+
+    async def check_grammar(self, sampling: SamplingParams) -> None:
+        """Raise ``GrammarError``, before anything is sent, where the engine could not hold an output to what is asked."""
+        if sampling.grammar is not None and self.client.ready is not None:
+            await self.translator.check_grammar(sampling.grammar, self.client.ready)
 
 
 def services_of(scope: Scope) -> Services:

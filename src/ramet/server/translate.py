@@ -7,21 +7,24 @@ the GIL, and a template is metered.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ramet.core.grammar import GrammarSpec
 from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
-from ramet.engine.build import TextParts
-from ramet.errors import InvalidRequest, shown
-from ramet.server.errors import ApiError
+from ramet.engine.build import TextParts, make_grammars
+from ramet.engine.wire import Ready
+from ramet.errors import InvalidRequest
 from ramet.server.gate import Caller
+from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "Translator", "check_model", "namespace_of"]
+__all__ = ["Encoded", "Translator", "namespace_of"]
 
 T = TypeVar("T")
 
@@ -43,6 +46,8 @@ class Translator:
     def __init__(self, text: TextParts) -> None:
         self._text = text
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = threading.Lock()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -105,16 +110,16 @@ class Translator:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         return sampling
 
+    async def check_grammar(self, spec: GrammarSpec, ready: Ready) -> None:
+        """Compile a constraint as the engine will. Raises ``GrammarError``, and ``InvalidRequest`` without a tokenizer."""
+        await self.run(lambda: self._grammars_for(ready).check(spec))
 
-def check_model(name: str | None, known: Sequence[str]) -> None:
-    """Raise a 404 for a model that is not served; a request that names none means the one that is."""
-    if name and name not in known:
-        raise ApiError(
-            404,
-            f"there is no model {shown(name, 100)} here; this server has {known[0]!r}",
-            code="model_not_found",
-            param="model",
-        )
+    def _grammars_for(self, ready: Ready) -> GrammarCompiler:
+        """Made when first needed: it reads the whole vocabulary."""
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = make_grammars(self.tokenizer, ready.eos_ids, ready.limits.vocab_size)
+            return self._grammars
 
 
 def namespace_of(caller: Caller, cache_salt: str | None) -> Namespace:

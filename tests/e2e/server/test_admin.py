@@ -122,7 +122,8 @@ def test_version(server: Served, app: Gate) -> None:
 
 
 def test_models(server: Served) -> None:
-    app = app_of(server, served_model_name=("tiny", "alias"))
+    services = replace(server.services, model_names=("tiny", "alias"), aliases=frozenset({"a/path"}))
+    app = build_app(services, Keys((), None, share_cache=False))
     listed = told(ask(server, app, "/v1/models"))
     assert listed["object"] == "list"
     assert [one["id"] for one in listed["data"]] == ["tiny", "alias"]
@@ -131,6 +132,8 @@ def test_models(server: Served) -> None:
     assert told(ask(server, app, "/v1/models/tiny")) == one
     missing = ask(server, app, "/v1/models/org/other")
     assert (missing.status, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert ask(server, app, "/v1/models/a/path").status == 200
+    assert "a/path" not in missing.text + str(listed)
 
 
 def test_models_wait_for_the_first_engine(server: Served, app: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
