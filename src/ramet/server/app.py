@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from ramet.server import admin, completions, messages, native, openai_chat, responses
 from ramet.server.gate import Gate, Keys, request_id_of
+from ramet.server.openapi import openapi_route
 from ramet.server.services import Services
 from ramet.server.status import log_request
 from ramet.server.stream import usage_of
@@ -39,7 +40,8 @@ _UNLOGGED = frozenset({"/health", "/metrics"})  # what monitors ask every few se
 
 def build_app(services: Services, keys: Keys) -> Gate:
     """The ASGI app of a server. The gate turns every error that a route raises into an answer."""
-    router = Router(ROUTES, redirect_slashes=False, default=_nothing_here)
+    routes = ROUTES if keys.has_users or keys.has_admin else (*ROUTES, openapi_route(ROUTES))
+    router = Router(routes, redirect_slashes=False, default=_nothing_here)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["ramet.services"] = services

@@ -77,12 +77,13 @@ class ApiError(RametError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong, before any dialect; in few words, whatever was sent."""
+    """What went wrong, before any dialect; in few words, whatever was sent. ``allow``, of a 405: the methods that are taken."""
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
+    allow: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", _cut(self.message, _MAX_MESSAGE_CHARS))
@@ -116,7 +117,8 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         case EngineDead():
             return Problem(503, str(error), "engine_restarted")
         case HTTPException():
-            return Problem(error.status_code, _PHRASES.get(error.status_code, "the request cannot be served"))
+            phrase = _PHRASES.get(error.status_code, "the request cannot be served")
+            return Problem(error.status_code, phrase, allow=(error.headers or {}).get("Allow"))
         case RequestFailed():
             return Problem(500, f"this request met a defect of the server's (request {request_id})", "request_failed")
     return Problem(500, f"the server met a defect (request {request_id})", "internal_error")
@@ -155,6 +157,8 @@ def error_response(problem: Problem, dialect: Dialect, request_id: str) -> Respo
     headers = {"retry-after": str(problem.retry_after_s)} if problem.retry_after_s else {}
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if problem.allow is not None:
+        headers["allow"] = problem.allow
     if dialect is Dialect.ANTHROPIC:
         headers["request-id"] = request_id
     body = error_body(problem, dialect, request_id)

@@ -26,7 +26,7 @@ __all__ = ["BoundedHttpProtocol", "bounded_http"]
 
 _logger = logging.getLogger("ramet.server")
 
-_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"))
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"QUERY"))
 _VERSIONS = ("1.0", "1.1")
 _NEVER = math.inf
 _FREE_CHUNKS = 1024  # that may be as short as they like; a chunk costs a microsecond or two however short it is,

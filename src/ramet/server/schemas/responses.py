@@ -334,7 +334,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"
-    user: str | msgspec.UnsetType
+    user: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamEvent(msgspec.Struct):
