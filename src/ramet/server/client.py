@@ -253,8 +253,8 @@ class EngineClient:
         return self._admitting().limits
 
     def _admitting(self) -> Admission:
-        if self._admission is None or self._state is not EngineState.READY:
-            raise Unavailable(f"the engine is not ready ({self._state}); try again in a moment")
+        if self._admission is None or self.state is not EngineState.READY:
+            raise Unavailable(f"the engine is not ready ({self.state}); try again in a moment")
         return self._admission
 
     # ---- requests

@@ -240,6 +240,19 @@ def test_flush_is_refused_while_requests_run_unless_forced() -> None:
     run(test)
 
 
+def test_while_the_engine_hangs_nothing_new_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with fake_client() as client:
+            monkeypatch.setattr("ramet.server.client._HUNG_AFTER_S", -1.0)
+            assert client.state is EngineState.HUNG
+            with pytest.raises(Unavailable, match="hung"):
+                client.submit([prompted(5)], "a")
+            monkeypatch.undo()
+            await client.submit([prompted(5, max_tokens=1)], "a")[0].finished()
+
+    run(test)
+
+
 def test_before_an_engine_is_there_nothing_is_taken() -> None:
     client = EngineClient(lambda: ThreadLink(fake_engine), None, MonotonicClock(), max_queued_requests=1, seed=0)
     assert client.state is EngineState.STARTING
