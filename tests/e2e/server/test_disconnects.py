@@ -10,13 +10,12 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.http import Served, call, write_tiny
-from support.serve_process import ServeProcess, serving
+from support.http import Served, call
+from support.serve_process import ServeProcess
 
 IS_FULL = os.environ.get("RAMET_FAULT") == "full"
 NUM_REQUESTS = 20_000 if IS_FULL else 160
@@ -38,13 +37,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True}, "stream": True}),
     ("/tokenize", {"prompt": "a" * 50_000}),
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    folder = tmp_path_factory.mktemp("disconnects")
-    with serving(write_tiny(folder / "model"), folder / "log", "--threads", "1", "--max-running-seqs", "8") as made:
-        yield made
 
 
 def leave_midway(server: ServeProcess, seed: int) -> None:
@@ -76,30 +68,30 @@ def good(server: ServeProcess) -> str:
     return text
 
 
-def test_h9_clients_that_leave_at_a_random_byte(server: ServeProcess) -> None:
-    before = good(server)
+def test_h9_clients_that_leave_at_a_random_byte(process: ServeProcess) -> None:
+    before = good(process)
     for seed in range(1, 9):
-        leave_midway(server, -seed)  # what is opened once is open from here on
-    server.until_idle()
-    fds = num_fds(server.pid), num_fds(server.engine_pid)
+        leave_midway(process, -seed)  # what is opened once is open from here on
+    process.until_idle()
+    fds = num_fds(process.pid), num_fds(process.engine_pid)
     with ThreadPoolExecutor(AT_ONCE) as clients:
-        list(clients.map(lambda seed: leave_midway(server, seed), range(NUM_REQUESTS)))
+        list(clients.map(lambda seed: leave_midway(process, seed), range(NUM_REQUESTS)))
     left = time.monotonic()
-    server.until_idle(5)
+    process.until_idle(5)
     assert time.monotonic() - left < 1, "what nobody waits for went on"
-    info = server.info()
+    info = process.info()
     assert (info["num_open_requests"], info["num_waiting_requests"], info["num_engine_starts"]) == (0, 0, 1)
     stats = info["engine"]["stats"]
     assert (stats["num_open_requests"], stats["scheduler"]["num_running"], stats["scheduler"]["num_waiting"]) == (0, 0, 0)
     pages = stats["kv"]
     assert pages["num_private_pages"] == pages["num_locked_pages"] == 0
     assert pages["num_free_pages"] + pages["num_evictable_pages"] == pages["num_pages"]
-    assert good(server) == before
+    assert good(process) == before
     until = time.monotonic() + 5
-    while (num_fds(server.pid), num_fds(server.engine_pid)) > fds and time.monotonic() < until:
+    while (num_fds(process.pid), num_fds(process.engine_pid)) > fds and time.monotonic() < until:
         time.sleep(0.05)
-    assert (num_fds(server.pid), num_fds(server.engine_pid)) <= fds
-    assert "Traceback" not in server.log.read_text()
+    assert (num_fds(process.pid), num_fds(process.engine_pid)) <= fds
+    assert "Traceback" not in process.log.read_text()
 
 
 @pytest.mark.parametrize("num_answers", [1, 4])
@@ -131,22 +123,22 @@ def test_h9_the_engine_ends_what_nobody_waits_for_within_two_steps(tools_server:
     assert (client._open, client._num_waiting, client._assembler.open_ids()) == ({}, 0, ())
 
 
-def test_h9_b050_a_client_that_leaves_before_it_is_begun(server: ServeProcess) -> None:
+def test_h9_b050_a_client_that_leaves_before_it_is_begun(process: ServeProcess) -> None:
     """While others run, requests that wait are ended without having run."""
     long = {"prompt": "busy", "max_tokens": LONG, "ignore_eos": True, "n": 8, "stream": True}
-    with server.open_stream(long) as busy:
+    with process.open_stream(long) as busy:
         busy.recv(1000)
-        waiting = [server.open_stream(long | {"prompt": f"waits {i}"}) for i in range(8)]
+        waiting = [process.open_stream(long | {"prompt": f"waits {i}"}) for i in range(8)]
         until = time.monotonic() + 5
-        while server.metrics()["ramet:waiting_sequences"] < 8 and time.monotonic() < until:
+        while process.metrics()["ramet:waiting_sequences"] < 8 and time.monotonic() < until:
             time.sleep(0.01)
-        assert server.metrics()["ramet:waiting_sequences"] >= 8
-        computed = server.info()["engine"]["stats"]["scheduler"]["num_computed_tokens"]
+        assert process.metrics()["ramet:waiting_sequences"] >= 8
+        computed = process.info()["engine"]["stats"]["scheduler"]["num_computed_tokens"]
         for client in waiting:
             client.close()
-        while server.metrics()["ramet:waiting_sequences"] > 0 and time.monotonic() < until:
+        while process.metrics()["ramet:waiting_sequences"] > 0 and time.monotonic() < until:
             time.sleep(0.01)
-        assert server.info()["num_open_requests"] == 1
+        assert process.info()["num_open_requests"] == 1
         busy.close()
-    server.until_idle(5)
-    assert server.info()["engine"]["stats"]["scheduler"]["num_computed_tokens"] - computed < LONG
+    process.until_idle(5)
+    assert process.info()["engine"]["stats"]["scheduler"]["num_computed_tokens"] - computed < LONG
