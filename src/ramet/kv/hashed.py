@@ -163,6 +163,9 @@ class HashedCache:
     def flush(self) -> Int32:
         return self.evict(len(self._queue))
 
+    def num_kept(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self.page_size
+
     def stats(self) -> CacheStats:
         return CacheStats(self._num_entries, len(self._queue), self._num_entries - len(self._queue))
 

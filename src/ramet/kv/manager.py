@@ -61,6 +61,14 @@ class KVManager:
         """Tokens that ``admit`` would take from the cache. Changes nothing."""
         return self.cache.peek(self._key(seq, self._num_reusable(seq)))
 
+    def num_shared(self, seq: Sequence, other: Sequence) -> int:
+        """Tokens that ``admit`` could take for ``seq`` once all of ``other``'s are computed and published, from those alone."""
+        if seq.request.namespace != other.request.namespace:
+            return 0
+        most = min(self._num_reusable(seq), self.cache.num_kept(len(other.tokens)))
+        differs = np.flatnonzero(seq.tokens.view(0, most) != other.tokens.view(0, most))
+        return int(differs[0]) if len(differs) else most
+
     def admit(self, seq: Sequence, reserve_pages: int = 0) -> bool:
         """Give a sequence without pages all that its tokens need, cached ones first; False if there is no room.
 

@@ -63,6 +63,9 @@ class NullCache:
     def flush(self) -> Int32:
         return _NOTHING
 
+    def num_kept(self, num_tokens: int) -> int:
+        return 0
+
     def stats(self) -> CacheStats:
         return CacheStats(len(self._live), 0, sum(lock.num_pages for lock in self._live))
 

@@ -109,6 +109,10 @@ class PrefixCache(Protocol):
         """Forget all that no lock holds. Returns its pages."""
         ...
 
+    def num_kept(self, num_tokens: int) -> int:
+        """Of a published sequence of that many tokens, how many another one could find."""
+        ...
+
     def stats(self) -> CacheStats: ...
 
     def owned_pages(self) -> Int32:

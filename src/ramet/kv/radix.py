@@ -176,6 +176,9 @@ class RadixCache:
     def flush(self) -> Int32:
         return self.evict(self._num_evictable)
 
+    def num_kept(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self.page_size
+
     def stats(self) -> CacheStats:
         return CacheStats(self._num_nodes, self._num_evictable, self._num_locked)
 

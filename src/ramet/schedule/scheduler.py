@@ -188,7 +188,7 @@ class Scheduler:
         admitted: list[Sequence] = []
         failed: list[tuple[Sequence, str]] = []
         # A policy may ask the cache about many sequences, so it is not asked in vain.
-        for seq in self._policy.order(self._waiting) if self._has_place(budget) else ():
+        for seq in self._policy.order(self._waiting, self._running) if self._has_place(budget) else ():
             if not self._has_place(budget):
                 break
             # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.

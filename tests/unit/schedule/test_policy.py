@@ -29,6 +29,9 @@ class Peeks:
         self.count += 1
         return self.cached.get(seq.seq_id, 0)
 
+    def num_shared(self, seq: Sequence, other: Sequence) -> int:
+        return 0
+
 
 def ids(seqs: object) -> list[int]:
     return [seq.seq_id for seq in seqs]  # type: ignore[attr-defined]
@@ -36,13 +39,13 @@ def ids(seqs: object) -> list[int]:
 
 def test_fcfs_is_priority_then_arrival() -> None:
     seqs = sorted([waiting(3, arrival_s=1.0), waiting(1, arrival_s=2.0), waiting(2, priority=1, arrival_s=9.0)], key=rank)
-    assert ids(make_policy("fcfs", Peeks({})).order(seqs)) == [2, 3, 1]
+    assert ids(make_policy("fcfs", Peeks({})).order(seqs, [])) == [2, 3, 1]
 
 
 def test_longest_prefix_takes_the_best_cached_first_within_a_priority() -> None:
     seqs = sorted([waiting(0), waiting(1), waiting(2), waiting(3, priority=-1)], key=rank)
     cache = Peeks({1: 320, 2: 640, 3: 10_000})
-    assert ids(make_policy("longest-prefix", cache).order(seqs)) == [2, 1, 0, 3]
+    assert ids(make_policy("longest-prefix", cache).order(seqs, [])) == [2, 1, 0, 3]
 
 
 def test_nobody_starves_behind_cached_prompts_that_keep_coming() -> None:
@@ -50,7 +53,7 @@ def test_nobody_starves_behind_cached_prompts_that_keep_coming() -> None:
     queue = [waiting(0)]
     for turn in range(1, 100):
         queue.append(waiting(turn))
-        first = next(iter(policy.order(queue)))
+        first = next(iter(policy.order(queue, [])))
         queue.remove(first)
         if first.seq_id == 0:
             break
@@ -60,7 +63,7 @@ def test_nobody_starves_behind_cached_prompts_that_keep_coming() -> None:
 def test_a_long_queue_costs_a_bounded_number_of_peeks() -> None:
     cache = Peeks({})
     seqs = [waiting(i) for i in range(5000)]
-    assert ids(LongestPrefix(cache).order(seqs)) == list(range(5000))
+    assert ids(LongestPrefix(cache).order(seqs, [])) == list(range(5000))
     assert cache.count <= 64
 
 
