@@ -73,7 +73,7 @@ async def tokenize(request: Request) -> Response:
         told = Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=token_strs)
         return msgspec.json.encode(told)
 
-    return _json(await services.translator.run(work), ignored)
+    return _json(await services.translator.run(work, len(token_ids)), ignored)
 
 
 async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[int]:
@@ -84,7 +84,7 @@ async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[in
     if wanted.prompt is not None:
         prompt, special = wanted.prompt, wanted.add_special_tokens is not False
         tokenizer = translator.tokenizer
-        return await translator.run(lambda: tokenizer.encode(prompt, add_special_tokens=special))
+        return await translator.run(lambda: tokenizer.encode(prompt, add_special_tokens=special), len(prompt))
     encoded = await translator.chat(
         wanted.messages or [],
         tools=wanted.tools,
@@ -207,7 +207,9 @@ async def _prompts(translator: Translator, wanted: GenerateRequest) -> tuple[lis
     texts = wanted.text if isinstance(wanted.text, list) else [wanted.text or ""]
     _check_count(len(texts), "text")
     tokenizer = translator.tokenizer
-    return await translator.run(lambda: [Encoded(tokenizer.encode(one), one) for one in texts]), isinstance(wanted.text, list)
+    num_chars = sum(map(len, texts))
+    encoded = await translator.run(lambda: [Encoded(tokenizer.encode(one), one) for one in texts], num_chars)
+    return encoded, isinstance(wanted.text, list)
 
 
 def _given_prompts(token_ids: list[int | list[int]]) -> tuple[list[Encoded], bool]:

@@ -1,7 +1,8 @@
 """From what clients say to what an engine takes: text to tokens, fields to sampling parameters, callers to namespaces.
 
 Rendering and encoding run in a small pool of threads, so that a long prompt stops nobody else's stream; ``tokenizers`` releases
-the GIL, and a template is metered.
+the GIL, and a template is metered. Long texts, one of which may take many seconds, have a thread to themselves: no short one
+waits behind them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = ["Encoded", "Translator", "namespace_of"]
 T = TypeVar("T")
 
 _NUM_THREADS = 2
+_LONG_CHARS = 1 << 16  # some 50 ms to encode
 _MAX_SALT_CHARS = 256
 
 
@@ -46,11 +48,13 @@ class Translator:
     def __init__(self, text: TextParts) -> None:
         self._text = text
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+        self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="long-text")
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,13 +73,14 @@ class Translator:
             raise InvalidRequest("this model has no chat template; use /v1/completions with a prompt of your own", "messages")
         return self._text.chat_template
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do ``work`` off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def run(self, work: Callable[[], T], num_chars: int = 0) -> T:
+        """Do ``work``, on a text of ``num_chars``, off the event loop."""
+        pool = self._pool if num_chars <= _LONG_CHARS else self._long_pool
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def encode(self, text: str) -> Encoded:
         """A plain prompt; BOS is added where the model's files ask for it."""
-        return Encoded(await self.run(lambda: self.tokenizer.encode(text)), text)
+        return Encoded(await self.run(lambda: self.tokenizer.encode(text), len(text)), text)
 
     async def chat(
         self,
@@ -88,17 +93,17 @@ class Translator:
     ) -> Encoded:
         """A conversation, rendered by the model's template. ``variables`` are the request's ``chat_template_kwargs``."""
 
-        def work() -> Encoded:
-            text = self.chat_template.render(
+        def render() -> str:
+            return self.chat_template.render(
                 messages,
                 tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **check_variables(variables),
             )
-            return Encoded(self.tokenizer.encode_chat(text), text)
 
-        return await self.run(work)
+        text = await self.run(render)
+        return Encoded(await self.run(lambda: self.tokenizer.encode_chat(text), len(text)), text)
 
     def sampling(self, fields: Mapping[str, Any], *, default_max_tokens: int | None = None) -> SamplingParams:
         """The model's own defaults with those fields on top that are not None. Without ``max_tokens`` all that fits is meant,

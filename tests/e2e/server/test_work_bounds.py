@@ -193,6 +193,57 @@ def test_t15_what_is_long_but_allowed_holds_up_nobody(server: Served) -> None:
         assert answer.status in (200, 400), answer.text[:200]
 
 
+def test_t15_no_short_text_waits_behind_long_ones(server: Served) -> None:
+    """More long ones than there are threads for texts: the short one's tokens are there before any of theirs."""
+
+    async def in_what_order() -> list[str]:
+        order: list[str] = []
+
+        async def ask(name: str, path: str, body: dict[str, Any]) -> None:
+            answer = await call(server.app, path, body)
+            assert answer.status in (200, 400)
+            order.append(name)
+
+        long = "long " * 100_000
+        bodies = [
+            (TEXT, {"prompt": long}),
+            (CHAT, {"messages": [{"role": "user", "content": long}]}),
+            ("/tokenize", {"prompt": long}),
+            (GENERATE, {"text": [long]}),
+        ]
+        asked = [asyncio.create_task(ask("long", path, body)) for path, body in bodies]
+        await asyncio.sleep(0.05)
+        for path, body in SAMPLERS.items():
+            await ask("short", path, body)
+        await asyncio.gather(*asked)
+        return order
+
+    order = server.run(in_what_order())
+    assert order.count("long") == 4
+    assert order[-3:] == ["long"] * 3, "at most one was done before the short ones"
+
+
+HOSTILE = {
+    "B181 groups": {"guided_regex": "(" * 60_000 + "a" + ")" * 60_000},
+    "B181 groups of a grammar": {"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
+    "B181 rules": {
+        "guided_grammar": "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000)), 'r5000 ::= "a"']),
+    },
+    "repeats": {"guided_regex": "a{1,1000000000}"},
+    "repeats of repeats": {"guided_regex": "(((a{1,99}){1,99}){1,99}){1,99}"},
+    "references": {"guided_json": {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)}}},
+    "patterns": {"guided_json": {"properties": {f"f{i}": {"type": "string", "pattern": "(a+)+b"} for i in range(4000)}}},
+}
+
+
+def test_t16_b181_hostile_constraints_are_refused_at_once(server: Served) -> None:
+    for name, fields in HOSTILE.items():
+        for path in (TEXT, CHAT):
+            answer = held_up_nobody(server, path, json.dumps(SAMPLERS[path] | fields).encode())
+            assert answer.status == 400, (name, answer.text[:200])
+            assert len(answer.text) < 1500, name
+
+
 def test_t15_a_body_of_16_mb_and_a_packed_one(server: Served) -> None:
     for endpoint in ENDPOINTS:
         assert held_up_nobody(server, endpoint.path, b'{"a": "' + b"x" * 16_000_000 + b'"}').status == 413
