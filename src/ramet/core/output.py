@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from ramet.core.ids import Float32, Int32, RequestId, SeqId
 from ramet.core.request import FinishReason
 
-__all__ = ["SequenceUpdate", "StepOutput", "TokenLogprobs"]
+__all__ = ["NO_TOKEN_LEFT", "SequenceUpdate", "StepOutput", "TokenLogprobs"]
+
+NO_TOKEN_LEFT = (
+    "no token could be chosen: every token is masked, since what the grammar and allowed_token_ids leave is banned, or nothing; "
+    "ask for less at once"
+)
+"""The error of a row that is the request's own fault; it shows only when its answer has come so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

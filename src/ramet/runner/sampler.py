@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ramet.core.batch import RowSampling
 from ramet.core.ids import Float32
-from ramet.core.output import TokenLogprobs
+from ramet.core.output import NO_TOKEN_LEFT, TokenLogprobs
 
 __all__ = ["Choice", "sample", "token_logprobs", "uniform"]
 
@@ -85,11 +85,17 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return (bits >> 11) * 2.0**-53
 
 
+class _NoneLeft(Exception):
+    """Every token is masked."""
+
+
 def _choose(logits: Float32, sampling: RowSampling, row: int, greedy_id: int | None) -> Choice:
     try:
         token_id = _pick(logits, sampling, row) if greedy_id is None else greedy_id
         num_best = int(sampling.num_logprobs[row])
         return Choice(token_id, token_logprobs(logits, token_id, num_best) if num_best >= 0 else None)
+    except _NoneLeft:
+        return Choice(-1, error=NO_TOKEN_LEFT)
     except Exception as error:  # one row's fault must not reach its batch mates
         return Choice(-1, error=f"no token could be chosen: {error}")
 
@@ -118,7 +124,7 @@ def _pick(logits: Float32, sampling: RowSampling, row: int) -> int:
     scores = _scores(logits, sampling, row)
     largest = scores.max()
     if largest == -np.inf:
-        raise ValueError("every token is masked (what the grammar and allowed_token_ids leave is banned, or nothing)")
+        raise _NoneLeft
     temperature = float(sampling.temperature[row])
     if temperature == 0:
         return int(scores.argmax())

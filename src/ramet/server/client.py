@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ramet.core.ids import RequestId, SeqId
-from ramet.core.output import SequenceUpdate
+from ramet.core.output import NO_TOKEN_LEFT, SequenceUpdate
 from ramet.core.ports import Clock
 from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
@@ -87,7 +87,9 @@ class Generation:
         if self._failure is not None:
             return self._failure
         error = next((answer.error for answer in self.output.outputs if answer.error is not None), None)
-        return None if error is None else RequestFailed(error)
+        if error is None:
+            return None
+        return InvalidRequest(error) if error == NO_TOKEN_LEFT else RequestFailed(error)
 
     async def changed(self) -> None:
         """Wait until the output has changed since the last call; at once where it is finished."""

@@ -244,6 +244,19 @@ def test_t16_b181_hostile_constraints_are_refused_at_once(server: Served) -> Non
             assert len(answer.text) < 1500, name
 
 
+def test_what_contradicts_itself_is_no_defect(server: Served) -> None:
+    """A grammar and a list of ids that have no token in common: told as what it is, at the first token and in a stream."""
+    clash = {"guided_regex": "[0-9]{9}", "max_tokens": 9}
+    for path in (TEXT, CHAT):
+        body = SAMPLERS[path] | clash
+        answer = server.call(path, body | {"allowed_token_ids": [97]})
+        assert (answer.status, "allowed_token_ids" in answer.json()["error"]["message"]) == (400, True)
+        late = {"guided_regex": "a{300}5", "allowed_token_ids": [97], "stream": True, "max_tokens": 301}
+        broken = server.call(path, body | late)
+        assert broken.status == 200
+        assert '"code":"invalid_value"' in broken.text
+
+
 def test_t15_a_body_of_16_mb_and_a_packed_one(server: Served) -> None:
     for endpoint in ENDPOINTS:
         assert held_up_nobody(server, endpoint.path, b'{"a": "' + b"x" * 16_000_000 + b'"}').status == 413
