@@ -403,10 +403,12 @@ class EngineClient:
         self._observe(self._observer.finished, generation)
 
     def _lose_all(self) -> None:
-        """The engine is gone, and with it all that ran."""
-        death = EngineDead("the engine ended while it computed this answer, and is started again; send the request again")
+        """The engine is gone, and with it all that ran. Each is told by an error of its own: one that is raised again and again
+        keeps the frames of every time.
+        """
+        words = "the engine ended while it computed this answer, and is started again; send the request again"
         for request_id in list(self._open):
-            self._end(request_id, death)
+            self._end(request_id, EngineDead(words))
         for future in self._flushes.values():
             if not future.done():
-                future.set_exception(death)
+                future.set_exception(EngineDead(words))

@@ -130,10 +130,14 @@ def log_failure(error: BaseException, problem: Problem, request_id: str) -> None
     """
     if problem.status < 500:
         return
-    frames = reversed(traceback.extract_tb(error.__traceback__)[-_FRAMES_TOLD:])
-    places = " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames)
-    where = f" ({type(error).__name__} at {places})" if problem.status == 500 else ""
+    where = f" ({type(error).__name__} at {_place(error)})" if problem.status == 500 else ""
     _log.error("request %s: %s%s", request_id, problem.message, where)
+
+
+def _place(error: BaseException) -> str:
+    """The innermost frames, the last one first."""
+    frames = reversed(traceback.extract_tb(error.__traceback__, -_FRAMES_TOLD))
+    return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames)
 
 
 def error_body(problem: Problem, dialect: Dialect, request_id: str) -> bytes:

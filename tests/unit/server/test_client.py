@@ -196,6 +196,7 @@ def test_an_engine_that_dies_ends_its_requests_and_another_follows() -> None:
                 with pytest.raises(EngineDead, match="send the request again"):
                     await generation.finished()
                 assert len(generation.output.outputs[0].token_ids) <= 3
+            assert len({id(generation.failure) for generation in made}) == 4  # one alone would gather the frames of all raises
             while client.state is EngineState.READY and client.num_starts == 1:
                 await asyncio.sleep(0.001)
             if client.state is EngineState.RESTARTING:
