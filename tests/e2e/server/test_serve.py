@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from support.http import write_tiny
 from support.serve_process import ServeProcess, children, free_port, is_running, read_until_end, serving
 
+FULL = os.environ.get("RAMET_FAULT") == "full"  # as often as docs/design/serving.md says; a few times otherwise
 LONG = {"prompt": "ab", "max_tokens": 1500, "ignore_eos": True, "seed": 1}
 CANARY = "canary-zebra-7"
 
@@ -137,7 +140,7 @@ def test_a_taken_port_is_said_at_once(server: ServeProcess, model: Path) -> None
 
 
 def test_h1_the_engine_killed_under_16_streams(own: ServeProcess) -> None:
-    for _ in range(3):
+    for _ in range(5 if FULL else 2):
         engine = own.engine_pid
         streams = [own.open_stream({**LONG, "prompt": f"p{i}", "stream": True}) for i in range(16)]
         with ThreadPoolExecutor(2) as plain:
@@ -168,28 +171,93 @@ def test_h1_the_engine_killed_under_16_streams(own: ServeProcess) -> None:
 
 
 def test_h17_requests_through_a_storm_of_restarts_are_answered_or_told(own: ServeProcess) -> None:
+    """Each restart under load; what is answered is whole and equal, all else is a 503 that says when to come again."""
     expected = text_of(own, seed=5, max_tokens=30)
-    statuses: list[int] = []
-    for _ in range(4):
-        os.kill(own.engine_pid, signal.SIGKILL)
-        began = time.monotonic()
-        while time.monotonic() - began < 20:
-            status, answer = complete(own, seed=5, max_tokens=30)
-            statuses.append(status)
+    num_restarts = 20 if FULL else 3
+    held = len(list(Path(f"/proc/{own.pid}/fd").iterdir()))
+    statuses: Counter[int] = Counter()
+    is_over = threading.Event()
+
+    def keep_asking() -> None:
+        while not is_over.is_set():
+            status, headers, body = own.ask("/v1/completions", {"prompt": "ab", "seed": 5, "max_tokens": 30})
+            statuses[status] += 1
             if status == 200:
-                assert answer["choices"][0]["text"] == expected
-                break
-            assert status == 503
-            time.sleep(0.05)
-    assert statuses.count(200) == 4
-    assert len(list(Path(f"/proc/{own.pid}/fd").iterdir())) < 40
+                assert json.loads(body)["choices"][0]["text"] == expected
+            else:
+                assert status == 503
+                assert "retry-after" in headers
+                time.sleep(0.02)
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(8)]
+        try:
+            for _ in range(num_restarts):
+                own.kill_engine()
+                was_answered = statuses[200]
+                began = time.monotonic()
+                while statuses[200] < was_answered + 8:
+                    assert time.monotonic() - began < 20, statuses
+                    time.sleep(0.01)
+        finally:
+            is_over.set()
+        for one in asking:
+            one.result()
+    assert set(statuses) == {200, 503}
+    assert own.info()["num_engine_starts"] == num_restarts + 1
+    own.until_idle()
+    assert len(list(Path(f"/proc/{own.pid}/fd").iterdir())) <= held + 1
     assert len(children(own.pid)) == 1
+
+
+@pytest.mark.skipif(not FULL, reason="waits for real deadlines: set RAMET_FAULT=full")
+def test_h2_an_engine_that_hangs_is_told_of_and_goes_on_where_it_was(own: ServeProcess) -> None:
+    body = {**LONG, "max_tokens": 1200, "n": 2, "seed": 7}
+    expected = complete(own, **body)[1]["choices"]
+    for _ in range(2):
+        engine = own.engine_pid
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(own.ask, "/v1/completions", body)
+            while own.metrics()["ramet:running_sequences"] == 0:
+                time.sleep(0.005)
+            os.kill(engine, signal.SIGSTOP)
+            try:
+                stopped = time.monotonic()
+                while own.health() == 200:
+                    assert time.monotonic() - stopped < 7, "health did not notice"
+                    time.sleep(0.05)
+                assert time.monotonic() - stopped > 3.5, "a beat a second is enough"
+                assert json.loads(own.ask("/health")[2])["status"] == "hung"
+                assert own.ask("/v1/completions", body)[0] == 503
+                time.sleep(4)
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            status, _, answer = running.result()
+        assert status == 200
+        assert json.loads(answer)["choices"] == expected
+        own.until_healthy(5)
+        assert own.engine_pid == engine
+        own.until_idle()
+
+
+def test_h3_the_server_killed_takes_its_engine_with_it(model: Path, tmp_path: Path) -> None:
+    for _ in range(3 if FULL else 1):
+        with serving(model, tmp_path / "log", "--threads", "1") as server, server.open_stream({**LONG, "stream": True}) as sock:
+            sock.recv(1)
+            engine = server.engine_pid
+            server.process.kill()
+            server.process.wait()
+            killed = time.monotonic()
+            while is_running(engine):
+                assert time.monotonic() - killed < 2, "the engine outlived its server"
+                time.sleep(0.01)
 
 
 # ---- stop
 
 
-def test_h4_the_first_signal_drains(own: ServeProcess) -> None:
+@pytest.mark.parametrize("_time", range(5 if FULL else 1))
+def test_h4_the_first_signal_drains(own: ServeProcess, _time: int) -> None:
     expected = text_of(own, **LONG)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(own.ask, "/v1/completions", LONG)
@@ -207,7 +275,7 @@ def test_h4_the_first_signal_drains(own: ServeProcess) -> None:
     assert own.process.wait(5) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] * (3 if FULL else 1))
 def test_h4_the_second_signal_ends_it(own: ServeProcess, number: signal.Signals) -> None:
     with own.open_stream({**LONG, "stream": True}) as sock:
         sock.recv(1)
@@ -236,7 +304,8 @@ def test_what_outlives_the_drain_is_aborted_and_told(model: Path, tmp_path: Path
 # ---- outputs, and what is in them
 
 
-def test_h14_outputs_that_are_closed_or_full_stop_nothing(model: Path) -> None:
+@pytest.mark.parametrize("_time", range(3 if FULL else 1))
+def test_h14_outputs_that_are_closed_or_full_stop_nothing(model: Path, _time: int) -> None:
     port = free_port()
     command = [sys.executable, "-m", "ramet", "serve", str(model), "--port", str(port), "--threads", "1"]
     reading, writing = os.pipe()

@@ -1,0 +1,67 @@
+"""H12: ten times what the server can do, from clients that do not wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+from fault.cases import Case, answered_alone
+from fault.crowd import Crowd
+from fault.watch import Watch, held_when_idle
+from support.http import write_tiny
+from support.serve_process import ServeProcess, serving
+
+FULL = os.environ.get("RAMET_FAULT") == "full"
+SECONDS = float(os.environ.get("RAMET_OVERLOAD_S", "60" if FULL else "3"))
+RUNNING, WAITING = 8, 24
+
+
+def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ("--threads", "1", "--max-running-seqs", str(4 * RUNNING), "--max-queued-requests", str(WAITING))
+    with serving(write_tiny(tmp_path / "model"), tmp_path / "log", *limits) as server:
+        cases = heavy_cases(server)
+        before = closed_loop(server, cases, SECONDS / 4)
+        asyncio.run(Crowd(server.port, cases).rush(10 * before, 1))  # until all threads are there
+        held = held_when_idle(server)
+        crowd = Crowd(server.port, cases)
+        with Watch(server, every_s=0.5) as watch:
+            began = time.monotonic()
+            asyncio.run(asyncio.wait_for(crowd.rush(10 * before, SECONDS), SECONDS + 60))
+            whole_s = time.monotonic() - began
+        after = closed_loop(server, cases, SECONDS / 4)
+        assert held_when_idle(server) == held
+    tally, capacity = crowd.tally, (before + after) / 2
+    goodput = tally.num_equal / whole_s
+    num_refused = tally.unwhole.pop("429 queue_full")
+    wait_s = max(tally.seconds)
+    with capsys.disabled():
+        print(f"\ncapacity {before:.1f} and {after:.1f} requests a second, asked for {10 * before:.0f}; goodput {goodput:.1f}")
+        print(f"{tally.num_equal} answered, {num_refused} refused, in {whole_s:.1f} s; the longest took {wait_s:.1f} s")
+        print(watch.report())
+    assert tally.wrong == watch.faults == []
+    assert not tally.unwhole
+    assert num_refused > (4 * tally.num_equal if FULL else 0)
+    # A place in the queue is worth the time of those before it: the bound is in requests, and so in seconds.
+    assert wait_s < 2 * (RUNNING + WAITING) / min(before, goodput)
+    assert goodput >= (0.9 if FULL else 0.5) * capacity
+
+
+def heavy_cases(server: ServeProcess) -> list[Case]:
+    """All of the same work."""
+    bodies = [
+        {"prompt": f"{i} " * 20, "max_tokens": 150, "n": 4, "seed": i, "ignore_eos": True, "return_token_ids": True}
+        for i in range(8)
+    ]
+    return [answered_alone(lambda path, body: server.ask(path, body)[::2], Case("/v1/completions", body)) for body in bodies]
+
+
+def closed_loop(server: ServeProcess, cases: list[Case], seconds: float) -> float:
+    """Answers a second with as many clients as there are places to run."""
+    crowd = Crowd(server.port, cases)
+    began = time.monotonic()
+    asyncio.run(crowd.storm(RUNNING, seconds))
+    assert crowd.tally.wrong == []
+    return crowd.tally.num_equal / (time.monotonic() - began)

@@ -1,0 +1,88 @@
+"""A crowd of clients of which a third vanishes: nothing leaks, and whoever stays gets the answer that he gets alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault.cases import make_cases
+from fault.crowd import Crowd
+from fault.watch import Watch, held_when_idle
+from support.http import serve_tiny, write_tiny
+from support.serve_process import serving
+
+from ramet.core.output import SequenceUpdate
+from ramet.engine.engine import Engine
+from ramet.kv.audit import audit
+
+FULL = os.environ.get("RAMET_FAULT") == "full"
+LEAVING = 0.3
+
+
+def test_200_streams_of_which_a_third_vanishes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    num_clients, seconds = (200, 180) if FULL else (40, 2)
+    pool = ("--max-total-tokens", "24000")  # too small for all that run, so some are put back to wait
+    with serving(write_tiny(tmp_path / "model"), tmp_path / "log", *pool) as server:
+        cases = make_cases(lambda path, body: server.ask(path, body)[::2], 60 if FULL else 12)
+        crowd = Crowd(server.port, cases, leaving=LEAVING)
+        asyncio.run(crowd.storm(num_clients, 0.1 * seconds))  # until everything that grows once has grown
+        before = held_when_idle(server)
+        with Watch(server, every_s=1.0 if FULL else 0.2) as watch:
+            asyncio.run(crowd.storm(num_clients, seconds))
+        after = held_when_idle(server)
+        with capsys.disabled():
+            _tell(crowd, watch)
+        _check(crowd)
+        assert watch.faults == []
+        assert after == before
+        if FULL:
+            assert watch.lag_ms(0.99) <= 20
+            assert watch.grown_mb(of_engine=False) < 4
+            assert watch.grown_mb(of_engine=True) < 4
+
+
+def _check(crowd: Crowd) -> None:
+    tally = crowd.tally
+    assert tally.wrong == []
+    assert tally.unwhole == Counter()
+    assert tally.num_equal > 20
+    assert len(tally.left) == 4
+
+
+def _tell(crowd: Crowd, watch: Watch) -> None:
+    tally = crowd.tally
+    print(f"\n{tally.num_equal:,} answers of {tally.num_tokens:,} tokens equal to those alone, {dict(tally.left)} left")
+    print(watch.report())
+
+
+def test_the_account_holds_after_every_step_of_such_a_storm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in one process, where the engine's own state can be looked into."""
+    num_clients, seconds = (100, 60) if FULL else (24, 1.5)
+    step, num_audits = Engine.step, 0
+
+    def audited(engine: Engine) -> list[SequenceUpdate]:
+        nonlocal num_audits
+        updates = step(engine)
+        audit(engine._kv, engine._scheduler.sequences)
+        num_audits += 1
+        return updates
+
+    monkeypatch.setattr(Engine, "step", audited)
+    with serve_tiny(write_tiny(tmp_path / "model")) as served:
+
+        def ask(path: str, body: Any) -> tuple[int, bytes]:
+            answer = served.post(path, body)
+            return answer.status_code, answer.content
+
+        crowd = Crowd(served.http.base_url.port or 80, make_cases(ask, 60 if FULL else 10), leaving=LEAVING)
+        asyncio.run(crowd.storm(num_clients, seconds))
+        served.until_idle(60)
+        stats = served.services.client.stats
+        assert stats is not None
+        assert stats.num_open_requests == stats.kv.num_private_pages == stats.kv.num_locked_pages == 0
+    _check(crowd)
+    assert num_audits > 100
