@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
 .PHONY: serve test check lint types sanitize bench exact fault clean format
 
@@ -53,10 +53,10 @@ $(VENV)/pyvenv.cfg:
 
 $(VENV)/.run: $(VENV)/pyvenv.cfg $(NATIVE)
 	@echo "building Ramet into $(VENV); the first time takes a minute or two"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/pyvenv.cfg $(NATIVE)
 	@echo "building Ramet and its checks into $(VENV); the first time takes a few minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.run

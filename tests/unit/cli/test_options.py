@@ -155,8 +155,8 @@ def test_variables_that_set_nothing_are_refused(serve, name):
 def test_a_service_of_kubernetes_with_our_name_is_no_option(serve):
     address = "tcp://203.0.113.1:8000"
     found = {
-        "RAMET_PORT": address, "RAMET_SERVICE_HOST": "203.0.113.1", "RAMET_SERVICE_PORT": "8000", "RAMET_SERVICE_PORT_HTTP": "8000",
-        "RAMET_PORT_8000_TCP": address, "RAMET_PORT_8000_TCP_ADDR": "203.0.113.1",
+        "RAMET_PORT": address, "RAMET_SERVICE_HOST": "203.0.113.1", "RAMET_SERVICE_PORT": "8000",
+        "RAMET_SERVICE_PORT_HTTP": "8000", "RAMET_PORT_8000_TCP": address, "RAMET_PORT_8000_TCP_ADDR": "203.0.113.1",
     }  # fmt: skip
     assert serve(**found)[1].port == 8000
 
