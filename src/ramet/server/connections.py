@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,15 +13,10 @@ __all__ = [
     "ClientTransport",
     "Connection",
     "Connections",
-    "ErrorBody",
     "HttpLimits",
     "connection_limit",
-    "openai_error_body",
     "watch_peer",
 ]
-
-ErrorBody = Callable[[int, str], bytes]
-"""The JSON of an error answer, from its status and a sentence for the client."""
 
 _MOST_CONNECTIONS = 4096  # by default: some 20 KiB each
 _KEEPALIVE = (15, 5, 3)  # s idle, s between probes, probes: 30 s until a silent peer is given up
@@ -85,12 +78,6 @@ def _open_files() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def openai_error_body(status: int, message: str) -> bytes:
-    """OpenAI's error shape."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
-
-
 class Connection(Protocol):
     """What ``Connections`` asks of each of them."""
 
@@ -109,9 +96,8 @@ class Connection(Protocol):
 class Connections:
     """What the connections of one server share. Belongs to the thread of its event loop."""
 
-    def __init__(self, limits: HttpLimits, error_body: ErrorBody) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
-        self.error_body = error_body
         self.max_connections = limits.max_connections or connection_limit(_open_files())
         self.served: set[Connection] = set()
         self.refused: set[Connection] = set()

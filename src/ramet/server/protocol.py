@@ -20,7 +20,8 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ramet.server.connections import ClientTransport, Connections, ErrorBody, HttpLimits, openai_error_body, watch_peer
+from ramet.server.connections import ClientTransport, Connections, HttpLimits, watch_peer
+from ramet.server.errors import Dialect, Problem, error_body
 
 __all__ = ["BoundedHttpProtocol", "bounded_http"]
 
@@ -352,13 +353,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _answer_error(self, status: int, message: str) -> None:
-        body = self.shared.error_body(status, message)
+        body = error_body(Problem(status, message), Dialect.OPENAI, "")  # it has no dialect yet, and no id
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
         ]
-        headers.append((b"connection", b"close"))
         if status == 503:
             headers.append((b"retry-after", b"1"))
         self._wire.write(b"".join([STATUS_LINE[status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body]))
@@ -378,6 +379,6 @@ def _check_target(target: bytes) -> None:
         raise _Refused(400, "the request target is not a path; send a path that begins with / and has no #")
 
 
-def bounded_http(limits: HttpLimits | None = None, error_body: ErrorBody = openai_error_body) -> type[BoundedHttpProtocol]:
+def bounded_http(limits: HttpLimits | None = None) -> type[BoundedHttpProtocol]:
     """The protocol class for one server: ``uvicorn.Config(app, http=bounded_http(limits), loop="uvloop", ws="none")``."""
-    return type("BoundHttpProtocol", (BoundedHttpProtocol,), {"shared": Connections(limits or HttpLimits(), error_body)})
+    return type("BoundHttpProtocol", (BoundedHttpProtocol,), {"shared": Connections(limits or HttpLimits())})

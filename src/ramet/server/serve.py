@@ -9,11 +9,12 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -26,7 +27,6 @@ from ramet.model.source import open_model
 from ramet.model.spec import Progress
 from ramet.server.app import build_app
 from ramet.server.client import EngineClient
-from ramet.server.errors import Dialect, Problem, error_body
 from ramet.server.gate import Gate, Keys
 from ramet.server.links import ProcessLink
 from ramet.server.metrics import Metrics
@@ -100,7 +100,7 @@ class _Process:
         )
         keys = Keys(server.api_key, server.admin_api_key, share_cache=server.share_cache)
         self._gate = build_app(self._services, keys)
-        self._http = _http_server(self._gate, server)
+        self._http = _http_server(self._gate)
         self._num_signals = 0
 
     async def run(self) -> int:
@@ -109,11 +109,11 @@ class _Process:
             loop.add_signal_handler(number, self._on_signal, number)
         engine = asyncio.create_task(self._client.run())
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        beside = [asyncio.create_task(work) for work in (self._greet(), self._metrics.watch_loop(self._client))]
+        beside = [asyncio.create_task(_logged(work)) for work in (self._greet(), self._metrics.watch_loop(self._client))]
         try:
-            await asyncio.wait([engine, http], return_when=asyncio.FIRST_COMPLETED)
-            if engine.done():
-                engine.result()  # raises what ended it
+            ended, _ = await asyncio.wait([engine, http], return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # raises what ended it
             return _EXIT_INTERRUPTED if self._http.force_exit else 0
         finally:
             for task in beside:
@@ -165,6 +165,14 @@ class _Process:
         self._http.should_exit = True
 
 
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """What is done beside serving may fail without ending it, but not in silence."""
+    try:
+        await work
+    except Exception:
+        _log.exception("a part of the server has ended; requests go on")
+
+
 class _Http(uvicorn.Server):
     """uvicorn's server, whose signals are handled here."""
 
@@ -173,10 +181,10 @@ class _Http(uvicorn.Server):
         yield
 
 
-def _http_server(gate: Gate, server: ServerConfig) -> _Http:
+def _http_server(gate: Gate) -> _Http:
     config = uvicorn.Config(
         gate,
-        http=bounded_http(error_body=_edge_error),
+        http=bounded_http(),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -186,11 +194,6 @@ def _http_server(gate: Gate, server: ServerConfig) -> _Http:
         timeout_graceful_shutdown=1,
     )
     return _Http(config)
-
-
-def _edge_error(status: int, message: str) -> bytes:
-    """What is refused before it is a request has no dialect yet, and no id."""
-    return error_body(Problem(status, message), Dialect.OPENAI, "")
 
 
 def _listen(host: str, port: int) -> socket.socket:

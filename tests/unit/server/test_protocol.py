@@ -302,7 +302,7 @@ def test_connections_over_the_limit_are_told_so_and_idle_ones_make_room():
             assert reply.status == 503
             assert reply.seconds < 0.5
             assert b"\r\nretry-after: 1" in reply.head
-            assert reply.json["error"]["type"] == "server_error"
+            assert reply.json["error"]["type"] == "service_unavailable_error"
         assert edge.app.num_running == 4
         busy[0].close()
         assert eventually(lambda: edge.app.num_running == 3)
