@@ -6,7 +6,7 @@ same rules as its server, so nothing here is trusted for its values.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,7 +21,7 @@ from ramet.engine.engine import EngineStats
 from ramet.errors import EngineDead
 
 __all__ = [
-    "MAX_FRAME_BYTES",
+    "BEAT_S",
     "Abort",
     "AbortSequence",
     "Beat",
@@ -42,7 +42,8 @@ __all__ = [
     "frame",
 ]
 
-MAX_FRAME_BYTES = 1 << 30  # either side ends the connection over it
+BEAT_S = 1.0
+_MAX_FRAME_BYTES = 1 << 30  # either side ends the connection over it
 _LENGTH_BYTES = 4
 
 
@@ -67,7 +68,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
         sampling = {
             f.name: getattr(request.sampling, f.name)
             for f in fields(SamplingParams)
-            if f.default is MISSING or getattr(request.sampling, f.name) != f.default
+            if getattr(request.sampling, f.name) != f.default
         }
         return cls(
             request_id=request.request_id,
@@ -145,9 +146,7 @@ class Flushed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
-    """The engine's process runs; ``step_age_s`` since its present step began, 0 between steps."""
-
-    step_age_s: float
+    """The engine's process runs, whatever it computes. There is one each ``BEAT_S``."""
 
 
 class _Logprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -260,7 +259,7 @@ class Frames:
         start = 0
         while len(self._buffer) - start >= _LENGTH_BYTES:
             size = int.from_bytes(self._buffer[start : start + _LENGTH_BYTES], "little")
-            if size > MAX_FRAME_BYTES:
+            if size > _MAX_FRAME_BYTES:
                 raise EngineDead(f"a message of {size:,} bytes on the engine's wire")
             end = start + _LENGTH_BYTES + size
             if len(self._buffer) < end:

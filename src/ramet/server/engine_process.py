@@ -18,12 +18,11 @@ import traceback
 
 from ramet.engine.build import EngineParts, build_engine
 from ramet.engine.loop import EngineLoop
-from ramet.engine.wire import Beat, Command, Event, Failed, Frames, Loading, Ready, Start, decode_command, frame
+from ramet.engine.wire import BEAT_S, Beat, Command, Event, Failed, Frames, Loading, Ready, Start, decode_command, frame
 from ramet.errors import ConfigError, EngineDead, ModelError, shown
 
 __all__ = ["main", "ready_event"]
 
-_BEAT_S = 1.0
 _READ_BYTES = 1 << 18
 
 
@@ -43,7 +42,14 @@ class _Wire:
             except OSError:
                 os._exit(0)
 
+    def beat(self) -> None:
+        """Tell that the process runs, for ever."""
+        while True:
+            self.send(Beat())
+            time.sleep(BEAT_S)
+
     def read(self) -> None:
+        """Put commands into the inbox until the server is gone, which ends the process."""
         frames = Frames()
         try:
             while data := self._sock.recv(_READ_BYTES):
@@ -54,20 +60,6 @@ class _Wire:
         except Exception:
             self.send(Failed("the engine was told nonsense", traceback.format_exc()))
         os._exit(0)
-
-
-class _Pulse:
-    """Since when the present turn runs; told once a second."""
-
-    def __init__(self, wire: _Wire) -> None:
-        self._wire = wire
-        self.turn_began: float | None = None
-
-    def beat(self) -> None:
-        while True:
-            began = self.turn_began
-            self._wire.send(Beat(0.0 if began is None else time.monotonic() - began))
-            time.sleep(_BEAT_S)
 
 
 def ready_event(parts: EngineParts) -> Ready:
@@ -88,8 +80,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the server drains; its end is the end of this process
     wire = _Wire(socket.socket(fileno=int(sys.argv[1])))
     threading.Thread(target=wire.read, name="commands", daemon=True).start()
-    pulse = _Pulse(wire)
-    threading.Thread(target=pulse.beat, name="beat", daemon=True).start()
+    threading.Thread(target=wire.beat, name="beat", daemon=True).start()
     try:
         start = wire.inbox.get()
         if not isinstance(start, Start):
@@ -98,7 +89,7 @@ def main() -> None:
         wire.send(ready_event(parts))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection has to look at it again
-        _run(EngineLoop(parts.engine, wire.send), wire, pulse)
+        _run(EngineLoop(parts.engine, wire.send), wire.inbox)
     except (ModelError, ConfigError) as error:
         wire.send(Failed(str(error)))
     except Exception as error:
@@ -106,14 +97,12 @@ def main() -> None:
     os._exit(1)  # no thread is waited for
 
 
-def _run(loop: EngineLoop, wire: _Wire, pulse: _Pulse) -> None:
+def _run(loop: EngineLoop, inbox: queue.SimpleQueue[Command]) -> None:
     while True:
-        commands = [] if loop.has_work else [wire.inbox.get()]
-        while not wire.inbox.empty():
-            commands.append(wire.inbox.get())
-        pulse.turn_began = time.monotonic()
+        commands = [] if loop.has_work else [inbox.get()]
+        while not inbox.empty():
+            commands.append(inbox.get())
         loop.turn(commands)
-        pulse.turn_began = None
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ from typing import Protocol
 from ramet.config import EngineConfig
 from ramet.engine.engine import Engine
 from ramet.engine.loop import EngineLoop
-from ramet.engine.wire import Beat, Command, Event, Failed, Frames, Ready, Start, decode_event, frame
+from ramet.engine.wire import BEAT_S, Beat, Command, Event, Failed, Frames, Ready, Start, decode_event, frame
 from ramet.errors import shown
 
 __all__ = ["Link", "OnEvent", "OnGone", "ProcessLink", "ThreadLink"]
-
-_BEAT_S = 1.0
 
 OnEvent = Callable[[Event], None]
 OnGone = Callable[[], None]
@@ -56,6 +54,8 @@ class ProcessLink:
 
     async def open(self, on_event: OnEvent, on_gone: OnGone) -> None:
         ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_connection(lambda: _Receiver(on_event, on_gone), sock=ours)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -67,8 +67,6 @@ class ProcessLink:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is the server's to hear
             )
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Receiver(on_event, on_gone), sock=ours)
-        self._transport = transport
         self.send(Start(self._config))
 
     def send(self, command: Command) -> None:
@@ -139,7 +137,7 @@ class ThreadLink:
             commands = []
             with contextlib.suppress(queue.Empty):
                 if not engine_loop.has_work:
-                    commands.append(self._inbox.get(timeout=_BEAT_S))
+                    commands.append(self._inbox.get(timeout=BEAT_S))
                 while True:
                     commands.append(self._inbox.get_nowait())
             if None in commands:
@@ -147,7 +145,7 @@ class ThreadLink:
             if commands or engine_loop.has_work:
                 engine_loop.turn([command for command in commands if command is not None])
             else:
-                emit(Beat(0.0))
+                emit(Beat())
 
     def send(self, command: Command) -> None:
         self._inbox.put(command)
