@@ -20,11 +20,11 @@ from ramet.server.client import Generation, Prompted
 from ramet.server.errors import Dialect, error_event
 from ramet.server.gate import caller_of, request_id_of
 from ramet.server.schemas.body import ignored_header
-from ramet.server.schemas.openai import CompletionUsage, OpenAIFields
+from ramet.server.schemas.openai import CompletionUsage, OpenAIFields, Timings
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, answered
 from ramet.server.translate import Encoded, namespace_of
-from ramet.server.usage import Timings, summed_usage, timings_of
+from ramet.server.usage import summed_usage, timings_of
 
 __all__ = ["DONE", "Accepted", "accept", "check_answers"]
 
@@ -68,7 +68,7 @@ class Accepted:
 
     def usage(self) -> CompletionUsage:
         """So far."""
-        return CompletionUsage.of(summed_usage(generation.output for generation in self.generations))
+        return CompletionUsage.of(summed_usage(self.generations))
 
     def chunk_usage(self) -> CompletionUsage | UnsetType | None:
         """What a chunk before the last says of it."""

@@ -15,6 +15,7 @@ from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usag
 from ramet.server.client import Generation
 from ramet.server.errors import ApiError, Problem, log_failure, problem_of
 from ramet.server.gate import request_id_of
+from ramet.server.usage import summed_usage
 
 __all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
 
@@ -102,13 +103,17 @@ async def answered(generations: Sequence[Generation], request: Request) -> list[
     request.scope["ramet.generations"] = generations
     watch = asyncio.create_task(_watch(generations, request.receive))
     try:
-        for generation in generations:
-            await generation.finished()
-            _check_whole(generation)
-        return [generation.output for generation in generations]
+        return await asyncio.gather(*map(_whole, generations))
     finally:
         watch.cancel()
         _abort_all(generations)
+
+
+async def _whole(generation: Generation) -> RequestOutput:
+    while not generation.is_finished:
+        await generation.changed()
+    _check_whole(generation)
+    return generation.output
 
 
 def sse(data: object, event: str | None = None) -> bytes:
@@ -194,14 +199,7 @@ async def _watch(generations: Sequence[Generation], receive: Receive) -> None:
 def usage_of(scope: Scope) -> Usage | None:
     """The tokens of a request whose answer has been told, all its prompts together; None where none came to an engine."""
     generations: Sequence[Generation] | None = scope.get("ramet.generations")
-    if generations is None:
-        return None
-    usages = [generation.output.usage for generation in generations]
-    return Usage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.cached_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-    )
+    return None if generations is None else summed_usage(generations)
 
 
 def _abort_all(generations: Sequence[Generation]) -> None:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import msgspec
-
-from ramet.engine.assemble import RequestOutput, Usage
+from ramet.engine.assemble import Usage
 from ramet.server.client import Generation
+from ramet.server.schemas.openai import Timings
 
-__all__ = ["Timings", "summed_usage", "timings_of"]
-
-
-class Timings(msgspec.Struct, kw_only=True):
-    """Milliseconds and tokens. Of several prompts they are from the first one's to the last one's."""
-
-    queue_ms: float
-    prefill_ms: float
-    decode_ms: float
-    prompt_n: int
-    cached_n: int
-    predicted_n: int
-    predicted_per_second: float
+__all__ = ["summed_usage", "timings_of"]
 
 
-def summed_usage(outputs: Iterable[RequestOutput]) -> Usage:
-    """The counts of a request's prompts together; each prompt counts once, however many answers it has."""
+def summed_usage(generations: Sequence[Generation]) -> Usage:
+    """The counts so far of a request's prompts together; each prompt counts once, however many answers it has."""
     total = Usage(prompt_tokens=0)
-    for output in outputs:
-        total.prompt_tokens += output.usage.prompt_tokens
-        total.cached_tokens += output.usage.cached_tokens
-        total.completion_tokens += output.usage.completion_tokens
+    for generation in generations:
+        usage = generation.output.usage
+        total.prompt_tokens += usage.prompt_tokens
+        total.cached_tokens += usage.cached_tokens
+        total.completion_tokens += usage.completion_tokens
     return total
 
 
 def timings_of(generations: Sequence[Generation]) -> Timings:
     """Of finished generations. What was never begun has no time of its own: a prompt without output is all prefill."""
-    usage = summed_usage(generation.output for generation in generations)
+    usage = summed_usage(generations)
     arrived = min(generation.request.arrival_s for generation in generations)
     ended = max(generation.finished_s or arrived for generation in generations)
     started = min((one.started_s for one in generations if one.started_s is not None), default=ended)

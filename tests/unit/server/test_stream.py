@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request as HttpRequest
 
 from ramet.core.request import Request
 from ramet.core.sampling import SamplingParams
@@ -15,14 +16,14 @@ from ramet.engine.assemble import CompletionOutput, RequestOutput, Usage
 from ramet.errors import InvalidRequest, RequestFailed
 from ramet.server.client import Generation
 from ramet.server.errors import ApiError
-from ramet.server.stream import Piece, pieces, pieces_of
+from ramet.server.stream import Piece, answered, pieces, pieces_of
 
 
-def growing(request_id: str = "a", n: int = 1) -> Generation:
+def growing(request_id: str = "a", n: int = 1, abort: Callable[[], None] = lambda: None) -> Generation:
     request = Request(request_id, np.arange(3, dtype=np.int32), SamplingParams(n=n), seed=0, max_tokens=9)
     outputs = [CompletionOutput(i) for i in range(n)]
     output = RequestOutput(request_id, None, [0, 1, 2], outputs, Usage(prompt_tokens=3), 0)
-    return Generation(request, output, frozenset(), lambda: None)
+    return Generation(request, output, frozenset(), abort)
 
 
 def say(generation: Generation, text: str, index: int = 0, reason: Any = None) -> None:
@@ -83,6 +84,19 @@ def test_several_requests_are_read_as_they_grow() -> None:
             say(generations[i], "!", reason="stop")
         rest = [(i, told(news)) async for i, news in reader]
         assert sorted(rest) == [(i, [(0, "!", "stop")]) for i in range(3)]
+
+    run(test())
+
+
+def test_one_that_fails_ends_the_wait_for_all() -> None:
+    async def test() -> None:
+        aborted: list[str] = []
+        generations = [growing("a", abort=lambda: aborted.append("a")), growing("b")]
+        generations[1].end(1.0, InvalidRequest("no such grammar"))
+        scope = {"type": "http"}
+        with pytest.raises(InvalidRequest, match="no such grammar"):
+            await answered(generations, HttpRequest(scope, receive=asyncio.Event().wait))  # type: ignore[arg-type]
+        assert aborted == ["a"]
 
     run(test())
 

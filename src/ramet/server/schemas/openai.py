@@ -11,7 +11,6 @@ from ramet.core.grammar import GrammarSpec
 from ramet.engine.assemble import Usage
 from ramet.errors import GrammarError, InvalidRequest, shown
 from ramet.server.schemas.sampling import SamplingFields
-from ramet.server.usage import Timings
 
 __all__ = [
     "ChatChoice",
@@ -31,6 +30,7 @@ __all__ = [
     "TextCompletion",
     "TextLogprobs",
     "TextRequest",
+    "Timings",
     "TokenLogprob",
     "TopLogprob",
 ]
@@ -253,6 +253,18 @@ class CompletionUsage(msgspec.Struct):
     def of(cls, usage: Usage) -> CompletionUsage:
         total = usage.prompt_tokens + usage.completion_tokens
         return cls(usage.prompt_tokens, usage.completion_tokens, total, _PromptTokensDetails(usage.cached_tokens))
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """Milliseconds and tokens. Of several prompts they are from the first one's to the last one's."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    prompt_n: int
+    cached_n: int
+    predicted_n: int
+    predicted_per_second: float
 
 
 class TopLogprob(msgspec.Struct):
