@@ -6,9 +6,10 @@ Everything here is on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,13 +21,27 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Admission, Limits, PromptIds
 from ramet.engine.assemble import OutputAssembler, RequestOutput
 from ramet.engine.engine import EngineStats
-from ramet.engine.wire import Abort, AbortSequence, Beat, Event, Failed, Flush, Flushed, Loading, Ready, Refused, Step, Submit
+from ramet.engine.wire import (
+    Abort,
+    AbortSequence,
+    Beat,
+    Command,
+    Event,
+    Failed,
+    Flush,
+    Flushed,
+    Loading,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+)
 from ramet.errors import EngineDead, InvalidRequest, Overloaded, RametError, RequestFailed, Unavailable
 from ramet.model.spec import Progress, silent
 from ramet.server.links import Link
 from ramet.text.tokenizer import Tokenizer
 
-__all__ = ["EngineClient", "EngineState", "Generation", "Observer", "Prompted", "SilentObserver"]
+__all__ = ["EngineClient", "EngineState", "Generation", "Observer", "Prompted"]
 
 _log = logging.getLogger("ramet.server")
 
@@ -133,7 +148,7 @@ class Observer(Protocol):
     def finished(self, generation: Generation) -> None: ...
 
 
-class SilentObserver:
+class _NoObserver:
     """The observer that counts nothing."""
 
     def started(self, generation: Generation) -> None:
@@ -167,7 +182,7 @@ class EngineClient:
         self._clock = clock
         self._max_queued_requests = max_queued_requests
         self._seed = seed
-        self._observer = observer or SilentObserver()
+        self._observer = observer or _NoObserver()
         self._progress = progress
         self._assembler = OutputAssembler(tokenizer, self._abort_sequence)
         self._state = EngineState.STARTING
@@ -179,6 +194,7 @@ class EngineClient:
         self._num_flushes = 0
         self._heard_s = 0.0
         self._came_up = asyncio.Event()
+        self._closing = asyncio.Event()
         self.ready: Ready | None = None  # of the engine that runs, or ran last
         self.stats: EngineStats | None = None  # None before the first step of an engine
         self.last_words: str | None = None  # of an engine that failed, for the log: never for a client
@@ -188,13 +204,11 @@ class EngineClient:
 
     @property
     def state(self) -> EngineState:
+        if self._closing.is_set():
+            return EngineState.CLOSED
         if self._state is EngineState.READY and self._clock.now() - self._heard_s > _HUNG_AFTER_S:
             return EngineState.HUNG
         return self._state
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._state is EngineState.CLOSED
 
     @property
     def generations(self) -> list[Generation]:
@@ -209,17 +223,17 @@ class EngineClient:
     async def run(self) -> None:
         """Keep an engine up until ``close``. Raises ``EngineDead`` where none can be had: the first, or several in a row."""
         failed_starts = 0
-        while True:
+        while not self._closing.is_set():
             was_ready = await self._one_life()
-            if self._is_closed:
+            if self._closing.is_set():
                 return
             failed_starts = 0 if was_ready else failed_starts + 1
             if (self.num_starts == 1 and not was_ready) or failed_starts >= _MAX_FAILED_STARTS:
                 self._state = EngineState.FAILED
                 raise EngineDead(self.last_words or "the engine's process ended before it was ready")
-            self._state = EngineState.RESTARTING
             if failed_starts:
-                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (failed_starts - 1))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _FIRST_PAUSE_S * 2 ** (failed_starts - 1))
 
     async def _one_life(self) -> bool:
         """Start an engine, and wait for its end. True where it became ready."""
@@ -229,11 +243,13 @@ class EngineClient:
         self._link = self._make_link()
         try:
             await self._link.open(self._on_event, gone.set)
-            await gone.wait()
+            if not self._closing.is_set():
+                await gone.wait()
+        except OSError as error:  # no process, no descriptor: it may be another's fault, and pass
+            self.last_words = f"the engine's process could not be started: {error.strerror or error}"
         finally:
             was_ready = self._state is EngineState.READY
-            if not self._is_closed:
-                self._state = EngineState.RESTARTING
+            self._state = EngineState.RESTARTING
             self._came_up.clear()
             self._lose_all()
             await self._link.close()
@@ -245,7 +261,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the engine, and with it what runs."""
-        self._state = EngineState.CLOSED
+        self._closing.set()
         if self._link is not None:
             await self._link.close()
 
@@ -290,20 +306,18 @@ class EngineClient:
     def _open_one(self, request: Request, prompted: Prompted) -> Generation:
         seeded = replace(request, sampling=replace(request.sampling, seed=request.seed))
         output = self._assembler.open(seeded, prompted.text)
-        generation = Generation(seeded, output, prompted.names, lambda: self._send_abort(request.request_id), prompted.owner)
+        generation = Generation(seeded, output, prompted.names, lambda: self._send(Abort(request.request_id)), prompted.owner)
         self._open[request.request_id] = generation
         self._num_waiting += 1
-        if self._link is not None:
-            self._link.send(Submit.of(seeded))
+        self._send(Submit.of(seeded))
         return generation
 
-    def _send_abort(self, request_id: RequestId) -> None:
-        if self._link is not None:
-            self._link.send(Abort(request_id))
-
     def _abort_sequence(self, seq_id: SeqId) -> None:
+        self._send(AbortSequence(seq_id))
+
+    def _send(self, command: Command) -> None:
         if self._link is not None:
-            self._link.send(AbortSequence(seq_id))
+            self._link.send(command)
 
     async def flush_cache(self, *, force: bool) -> int:
         """Forget all cached KV; how many pages that freed. Raises ``InvalidRequest`` while requests run, unless forced."""
@@ -312,8 +326,7 @@ class EngineClient:
         number = self._num_flushes
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._flushes[number] = future
-        if self._link is not None:
-            self._link.send(Flush(number, force))
+        self._send(Flush(number, force))
         try:
             return await future
         finally:
@@ -347,9 +360,8 @@ class EngineClient:
             self._admission = Admission(ready.limits, ready.eos_ids, self._clock, self._seed)
         self._admission.limits = ready.limits  # seeds go on where they were
         self.ready = ready
-        if not self._is_closed:
-            self._state = EngineState.READY
-            self._came_up.set()
+        self._state = EngineState.READY
+        self._came_up.set()
 
     def _on_flushed(self, number: int, num_pages: int, error: str | None) -> None:
         future = self._flushes.get(number)
@@ -360,8 +372,7 @@ class EngineClient:
         else:
             future.set_exception(InvalidRequest(error))
 
-    def _take(self, updates: Iterable[SequenceUpdate]) -> None:
-        updates = list(updates)
+    def _take(self, updates: Sequence[SequenceUpdate]) -> None:
         for update in updates:
             generation = self._open.get(update.request_id)
             if generation is not None:

@@ -13,9 +13,10 @@ from support.serving import fake_client, fake_engine
 from ramet.core.batch import Batch
 from ramet.core.sampling import SamplingParams
 from ramet.engine.clock import MonotonicClock
+from ramet.engine.wire import Command
 from ramet.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, RequestFailed, Unavailable
 from ramet.server.client import EngineClient, EngineState, Prompted
-from ramet.server.links import ThreadLink
+from ramet.server.links import OnEvent, OnGone, ThreadLink
 
 LONG = {"temperature": 0.9, "ignore_eos": True}
 
@@ -250,6 +251,76 @@ def test_while_the_engine_hangs_nothing_new_is_taken(monkeypatch: pytest.MonkeyP
                 client.submit([prompted(5)], "a")
             monkeypatch.undo()
             await client.submit([prompted(5, max_tokens=1)], "a")[0].finished()
+
+    run(test)
+
+
+class Opening:
+    """A link that takes a moment to open."""
+
+    def __init__(self, fault: OSError | None = None) -> None:
+        self.fault = fault
+        self.is_closed = False
+
+    async def open(self, on_event: OnEvent, on_gone: OnGone) -> None:
+        await asyncio.sleep(0.01)
+        if self.fault is not None:
+            raise self.fault
+
+    def send(self, command: Command) -> None:
+        raise AssertionError("it is not open")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_client_that_is_closed_while_an_engine_starts_starts_none() -> None:
+    async def test() -> None:
+        link = Opening()
+        client = EngineClient(lambda: link, None, MonotonicClock(), max_queued_requests=1, seed=0)
+        running = asyncio.create_task(client.run())
+        await asyncio.sleep(0)
+        await client.close()
+        await running
+        assert client.state is EngineState.CLOSED
+        assert (client.num_starts, link.is_closed) == (1, True)
+
+    run(test)
+
+
+def test_a_client_that_is_closed_between_two_starts_makes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = 0
+
+    def make():  # type: ignore[no-untyped-def]
+        nonlocal lives
+        lives += 1
+        if lives > 1:
+            raise MemoryError("not now")
+        return fake_engine(faults=broken)
+
+    def broken(batch: Batch) -> dict[int, str]:
+        raise MemoryError("no more")
+
+    async def test() -> None:
+        monkeypatch.setattr("ramet.server.client._FIRST_PAUSE_S", 60.0)
+        async with fake_client(make) as client:
+            [generation] = client.submit([prompted(5, max_tokens=1)], "r")
+            with pytest.raises(EngineDead):
+                await generation.finished()
+            while client.last_words is None or client.num_starts < 2:
+                await asyncio.sleep(0.001)
+        assert lives == 2
+
+    run(test)
+
+
+def test_an_engine_whose_process_cannot_be_made_is_one_that_did_not_start() -> None:
+    async def test() -> None:
+        link = Opening(OSError(24, "Too many open files"))
+        client = EngineClient(lambda: link, None, MonotonicClock(), max_queued_requests=1, seed=0)
+        with pytest.raises(EngineDead, match="could not be started: Too many open files"):
+            await client.run()
+        assert link.is_closed
 
     run(test)
 
