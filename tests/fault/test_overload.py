@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault.cases import Case, answered_alone
 from fault.crowd import Crowd
 from fault.watch import Watch, held_when_idle
-from support.http import write_tiny
+from support.full_server import KEY, full_server
+from support.http import Served, write_tiny
 from support.serve_process import ServeProcess, serving
+
+from ramet.server.translate import Translator
 
 FULL = os.environ.get("RAMET_FAULT") == "full"
 SECONDS = float(os.environ.get("RAMET_OVERLOAD_S", "60" if FULL else "3"))
 RUNNING, WAITING = 8, 24
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with full_server(tmp_path_factory.mktemp("full")) as served:
+        yield served
 
 
 def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +58,27 @@ def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixt
     # A place in the queue is worth the time of those before it: the bound is in requests, and so in seconds.
     assert wait_s < 2 * (RUNNING + WAITING) / min(before, goodput)
     assert goodput >= (0.9 if FULL else 0.5) * capacity
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+def test_h12_nothing_is_put_into_a_prompt_that_is_refused(full: Served, path: str, body: dict[str, Any]) -> None:
+    """Neither rendering nor encoding nor the compiling of a grammar, which all go through the one pool."""
+    work: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Translator, "run", lambda self, job: work.append(job))
+        answer = full.post(path, body, authorization=f"Bearer {KEY}")
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert work == []
 
 
 def heavy_cases(server: ServeProcess) -> list[Case]:

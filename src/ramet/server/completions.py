@@ -13,11 +13,11 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput
 from ramet.server.gate import body_of
 from ramet.server.openai_logprobs import TextPlaces, echo_places, prompt_logprobs, text_logprobs
-from ramet.server.openai_request import DONE, Accepted, accept, check_answers
+from ramet.server.openai_request import Accepted, accept, check_answers
 from ramet.server.schemas.body import decode_body
 from ramet.server.schemas.openai import TextChoice, TextCompletion, TextLogprobs, TextRequest
 from ramet.server.services import services_of
-from ramet.server.stream import EventStream, Piece, pieces_of, sse
+from ramet.server.stream import DONE, EventStream, Piece, pieces_of, sse
 from ramet.server.translate import Encoded
 from ramet.text.tokenizer import Tokenizer
 
@@ -34,6 +34,7 @@ async def completions(request: Request) -> Response | EventStream:
     sampling = services.translator.sampling(body.sampling_fields(), default_max_tokens=_DEFAULT_MAX_TOKENS)
     prompts = body.prompts
     check_answers(len(prompts), sampling)
+    services.client.check_room()
     await services.check_grammar(sampling)
     encoded = [await services.translator.encode(one) if isinstance(one, str) else Encoded(one, None) for one in prompts]
     tells_prompts = bool(body.echo or body.return_token_ids)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from ramet.engine.assemble import CompletionOutput
 from ramet.server.client import Generation, Prompted
-from ramet.server.errors import Dialect, Problem, error_event
 from ramet.server.gate import body_of, caller_of, request_id_of
 from ramet.server.schemas.anthropic import (
     BlockDelta,
@@ -52,6 +51,7 @@ async def create_message(request: Request) -> Response | EventStream:
     asked, unknown = decode_body(body_of(scope), MessageRequest)
     model = services.model(asked.model)
     sampling = services.translator.sampling(asked.chosen_by())
+    services.client.check_room()
     await services.check_grammar(sampling)
     encoded = await _encoded(services, asked)
     room = services.client.limits.max_total_tokens - len(encoded.token_ids)
@@ -66,10 +66,10 @@ async def create_message(request: Request) -> Response | EventStream:
     )
     message_id = f"msg_{uuid.uuid4().hex}"
     (generation,) = services.client.submit([prompted], message_id)
-    answer = _Answer(generation, message_id, model, asked.max_tokens, request_id)
+    answer = _Answer(generation, message_id, model, asked.max_tokens)
     headers = {"request-id": request_id, **ignored_header([*unknown, *asked.unserved()])}
     if asked.stream:
-        return EventStream(answer.events(), [generation], answer.failed, headers, ping=_PING)
+        return EventStream(answer.events(), [generation], headers, ping=_PING)
     await answered([generation], request)
     return Response(msgspec.json.encode(answer.whole()), headers=headers, media_type="application/json")
 
@@ -100,12 +100,11 @@ async def _encoded(services: Services, asked: ConversationRequest) -> Encoded:
 class _Answer:
     """One message in the making. ``max_tokens`` are those asked for."""
 
-    def __init__(self, generation: Generation, message_id: str, model: str, max_tokens: int, request_id: str) -> None:
+    def __init__(self, generation: Generation, message_id: str, model: str, max_tokens: int) -> None:
         self._generation = generation
         self._message_id = message_id
         self._model = model
         self._max_tokens = max_tokens
-        self._request_id = request_id
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream, in Anthropic's order. It starts once the engine has begun: it is known then how much was cached."""
@@ -130,10 +129,6 @@ class _Answer:
             stop_sequence=stopped.stop_sequence,
             usage=self._usage(),
         )
-
-    def failed(self, problem: Problem) -> bytes:
-        """The end of a stream that cannot go on."""
-        return error_event(problem, Dialect.ANTHROPIC, self._request_id)
 
     @property
     def _completion(self) -> CompletionOutput:

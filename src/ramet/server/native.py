@@ -15,7 +15,6 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob
 from ramet.errors import InvalidRequest
 from ramet.server.client import Generation, Prompted
-from ramet.server.errors import Dialect, Problem, error_event
 from ramet.server.gate import body_of, caller_of, request_id_of
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.native import (
@@ -31,7 +30,7 @@ from ramet.server.schemas.native import (
     TokenizeRequest,
 )
 from ramet.server.services import Services, services_of
-from ramet.server.stream import EventStream, answered, pieces_of, sse
+from ramet.server.stream import DONE, EventStream, answered, pieces_of, sse
 from ramet.server.translate import Encoded, Translator, namespace_of
 
 __all__ = ["detokenize", "generate", "tokenize"]
@@ -118,12 +117,7 @@ async def generate(request: Request) -> Response | EventStream:
     wanted, ignored = decode_body(body_of(request.scope), GenerateRequest)
     batch = await _submit(request, services, wanted)
     if wanted.stream:
-        request_id = request_id_of(request.scope)
-
-        def failed(problem: Problem) -> bytes:
-            return error_event(problem, Dialect.OPENAI, request_id)
-
-        return EventStream(_events(batch, services.translator), batch.generations, failed, ignored_header(ignored))
+        return EventStream(_events(batch, services.translator), batch.generations, ignored_header(ignored))
     await answered(batch.generations, request)
     return _json(await _made(services.translator, batch, batch.whole), ignored)
 
@@ -174,11 +168,12 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     for name in _UNSUPPORTED:
         if getattr(wanted, name) is not None:
             raise InvalidRequest(f"{name} is not supported; send text or input_ids", name)
+    services.client.check_room()
     prompts, is_list = await _prompts(services.translator, wanted)
     sampling = _samplings(services.translator, wanted, len(prompts))
     _check_work(prompts, sampling, services.client.limits.max_total_tokens)
-    for grammar in {one.grammar: one for one in sampling}.values():
-        await services.check_grammar(grammar)
+    for one in {one.grammar: one for one in sampling}.values():
+        await services.check_grammar(one)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
     caller = caller_of(request.scope)
@@ -291,7 +286,7 @@ async def _events(batch: _Batch, translator: Translator) -> AsyncIterator[bytes]
                 yield batch.event(position, piece.answer)
             else:
                 yield await _made(translator, batch, partial(batch.event, position, piece.answer))
-    yield b"data: [DONE]\n\n"
+    yield DONE
 
 
 async def _made(translator: Translator, batch: _Batch, make: Callable[[], bytes]) -> bytes:

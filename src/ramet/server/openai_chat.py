@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ramet.engine.assemble import CompletionOutput, RequestOutput
 from ramet.server.gate import body_of
 from ramet.server.openai_logprobs import chat_logprobs, prompt_logprobs
-from ramet.server.openai_request import DONE, Accepted, accept, check_answers
+from ramet.server.openai_request import Accepted, accept, check_answers
 from ramet.server.schemas.body import decode_body
 from ramet.server.schemas.openai import (
     ChatChoice,
@@ -24,7 +24,7 @@ from ramet.server.schemas.openai import (
     Delta,
 )
 from ramet.server.services import services_of
-from ramet.server.stream import EventStream, Piece, pieces_of, sse
+from ramet.server.stream import DONE, EventStream, Piece, pieces_of, sse
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["chat_completions"]
@@ -37,6 +37,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body.check()
     sampling = services.translator.sampling(body.sampling_fields())
     check_answers(1, sampling)
+    services.client.check_room()
     await services.check_grammar(sampling)
     is_continued = bool(body.continue_final_message)
     prompt = await services.translator.chat(

@@ -15,12 +15,13 @@ from starlette.responses import Response
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import Logprob
 from ramet.server.client import Generation, Prompted
-from ramet.server.errors import Dialect, Problem, error_event
+from ramet.server.errors import Problem
 from ramet.server.gate import body_of, caller_of, request_id_of
 from ramet.server.openai_logprobs import chat_logprobs
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.openai import TokenLogprob
 from ramet.server.schemas.responses import (
+    ErrorEvent,
     Incomplete,
     InputDetails,
     ItemEvent,
@@ -59,6 +60,7 @@ async def create_response(request: Request) -> Response | EventStream:
     asked.check_served()
     model = services.model(asked.model)
     sampling = services.translator.sampling(asked.chosen_by())
+    services.client.check_room()
     await services.check_grammar(sampling)
     messages = await services.translator.run(asked.chat_messages)
     encoded = await services.translator.chat(messages, tools=asked.chat_tools(), variables=asked.chat_template_kwargs)
@@ -73,10 +75,10 @@ async def create_response(request: Request) -> Response | EventStream:
     )
     begun = _begun(asked, model, sampling)
     (generation,) = services.client.submit([prompted], begun.id)
-    answer = _Answer(generation, begun, services.translator, request_id_of(scope))
+    answer = _Answer(generation, begun, services.translator)
     headers = ignored_header([*unknown, *asked.unserved()])
     if asked.stream:
-        return EventStream(answer.events(), [generation], answer.failed, headers)
+        return EventStream(answer.events(), [generation], headers, failed=answer.failed)
     await answered([generation], request)
     return Response(await answer.body(), headers=headers, media_type="application/json")
 
@@ -106,11 +108,10 @@ def _begun(asked: ResponseRequest, model: str, sampling: SamplingParams) -> Resp
 class _Answer:
     """One response in the making. Its events are numbered from 0, without a gap."""
 
-    def __init__(self, generation: Generation, begun: ResponseReply, translator: Translator, request_id: str) -> None:
+    def __init__(self, generation: Generation, begun: ResponseReply, translator: Translator) -> None:
         self._generation = generation
         self._begun = begun
         self._translator = translator
-        self._request_id = request_id
         self._item_id = f"msg_{uuid.uuid4().hex}"
         self._numbers = itertools.count()
 
@@ -152,7 +153,7 @@ class _Answer:
 
     def failed(self, problem: Problem) -> bytes:
         """The end of a stream that cannot go on: clients wait for either event, so both are told."""
-        error = error_event(problem, Dialect.RESPONSES, self._request_id, self._next())
+        error = _event(ErrorEvent("error", self._next(), problem.code, problem.message, problem.param))
         failure = ResponseFailure("server_error", problem.message)
         reply = msgspec.structs.replace(self._begun, status="failed", error=failure)
         return error + _event(ResponseEvent("response.failed", self._next(), reply))
