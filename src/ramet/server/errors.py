@@ -61,7 +61,6 @@ class Dialect(enum.Enum):
     """Whose shapes a path speaks. The native endpoints have OpenAI's error bodies."""
 
     OPENAI = enum.auto()
-    RESPONSES = enum.auto()
     ANTHROPIC = enum.auto()
 
 
@@ -96,9 +95,7 @@ class Problem:
 
 
 def dialect_of(path: str) -> Dialect:
-    if path.startswith("/v1/messages"):
-        return Dialect.ANTHROPIC
-    return Dialect.RESPONSES if path.startswith("/v1/responses") else Dialect.OPENAI
+    return Dialect.ANTHROPIC if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
@@ -169,16 +166,7 @@ def error_response(problem: Problem, dialect: Dialect, request_id: str) -> Respo
     return Response(body, problem.status, headers, media_type="application/json")
 
 
-def error_event(problem: Problem, dialect: Dialect, request_id: str, sequence_number: int = 0) -> bytes:
-    """The server-sent event that ends a stream which cannot go on. ``sequence_number`` is for the Responses dialect."""
-    if dialect is Dialect.RESPONSES:
-        told = {
-            "type": "error",
-            "code": problem.code,
-            "message": problem.message,
-            "param": problem.param,
-            "sequence_number": sequence_number,
-        }
-        return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+def error_event(problem: Problem, dialect: Dialect, request_id: str) -> bytes:
+    """The server-sent event that ends a stream which cannot go on."""
     name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
     return name + b"data: " + error_body(problem, dialect, request_id) + b"\n\n"

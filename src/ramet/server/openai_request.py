@@ -17,7 +17,6 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import RequestOutput
 from ramet.errors import InvalidRequest
 from ramet.server.client import Generation, Prompted
-from ramet.server.errors import Dialect, error_event
 from ramet.server.gate import caller_of, request_id_of
 from ramet.server.schemas.body import ignored_header
 from ramet.server.schemas.openai import CompletionUsage, OpenAIFields, Timings
@@ -26,9 +25,7 @@ from ramet.server.stream import EventStream, answered
 from ramet.server.translate import Encoded, namespace_of
 from ramet.server.usage import summed_usage, timings_of
 
-__all__ = ["DONE", "Accepted", "accept", "check_answers"]
-
-DONE = b"data: [DONE]\n\n"
+__all__ = ["Accepted", "accept", "check_answers"]
 
 _MAX_ANSWERS = 128
 _MAX_PROMPT_WORK = 1 << 18  # logprobs of prompt tokens, or tokens that are told again: some 60 MB, at once
@@ -61,10 +58,7 @@ class Accepted:
         return Response(content, headers=self.headers, media_type="application/json")
 
     def stream(self, events: AsyncIterator[bytes]) -> EventStream:
-        request_id = request_id_of(self.request.scope)
-        return EventStream(
-            events, self.generations, lambda problem: error_event(problem, Dialect.OPENAI, request_id), self.headers
-        )
+        return EventStream(events, self.generations, self.headers)
 
     def usage(self) -> CompletionUsage:
         """So far."""

@@ -53,6 +53,7 @@ from ramet.server.schemas.native import (
 )
 from ramet.server.schemas.openai import ChatChunk, ChatCompletion, ChatRequest, TextCompletion, TextRequest
 from ramet.server.schemas.responses import (
+    ErrorEvent,
     ItemEvent,
     PartEvent,
     ResponseEvent,
@@ -107,7 +108,7 @@ _ENDPOINTS = {
         ResponseReply,
         ResponseRequest,
         {"input": "hi", "max_output_tokens": 8},
-        (ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone),
+        (ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone, ErrorEvent),
     ),
     messages.create_message: _Told(
         "Anthropic's messages.",

@@ -13,14 +13,15 @@ from starlette.types import Receive, Scope, Send
 from ramet.core.request import FinishReason
 from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usage
 from ramet.server.client import Generation
-from ramet.server.errors import ApiError, Problem, log_failure, problem_of
+from ramet.server.errors import ApiError, Problem, dialect_of, error_event, log_failure, problem_of
 from ramet.server.gate import request_id_of
 from ramet.server.usage import summed_usage
 
-__all__ = ["EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
+__all__ = ["DONE", "EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
 
 PING_AFTER_S = 10.0  # without a word; proxies close what is silent for a minute
 _PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"  # the end of a stream that is whole, but for Anthropic's and Responses
 _encode = msgspec.json.Encoder().encode
 
 
@@ -126,26 +127,28 @@ class EventStream:
     """A response of server-sent events about ``generations``, which are aborted when the client leaves or the events fail.
 
     The status is sent with the first event, so that what fails before it has an error status of its own; an error after it
-    becomes the event that ``told`` makes of it, and the stream ends there. ``ping`` keeps a silent connection open.
+    becomes an event in the path's dialect, or the one that ``failed`` makes of it, and the stream ends there. ``ping`` keeps a
+    silent connection open.
     """
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
         generations: Sequence[Generation],
-        told: Callable[[Problem], bytes],
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
+        *,
+        failed: Callable[[Problem], bytes] | None = None,
         ping: bytes = _PING,
     ) -> None:
         self._events = events
         self._generations = generations
-        self._told = told
+        self._failed = failed
         self._ping = ping
         self._headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()),
+            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
         ]
         self._has_begun = False
         self._is_quiet = True
@@ -164,7 +167,7 @@ class EventStream:
             request_id = request_id_of(scope)
             problem = problem_of(error, request_id)
             log_failure(error, problem, request_id)
-            event = self._told(problem)
+            event = self._failed(problem) if self._failed else error_event(problem, dialect_of(scope["path"]), request_id)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             watch.cancel()

@@ -17,6 +17,7 @@ __all__ = [
     "GenerateRequest",
     "GenerateSampling",
     "MetaInfo",
+    "NamedLogprob",
     "TokenizeRequest",
     "Tokenized",
 ]

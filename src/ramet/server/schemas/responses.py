@@ -15,6 +15,7 @@ from ramet.server.schemas.openai import TokenLogprob
 from ramet.server.schemas.sampling import SamplingFields
 
 __all__ = [
+    "ErrorEvent",
     "FunctionTool",
     "Incomplete",
     "InputDetails",
@@ -348,6 +349,14 @@ class ResponseEvent(StreamEvent):
     """``response.created``, ``.in_progress``, ``.completed``, ``.incomplete`` and ``.failed``."""
 
     response: ResponseReply
+
+
+class ErrorEvent(StreamEvent):
+    """``error``."""
+
+    code: str | None
+    message: str
+    param: str | None
 
 
 class ItemEvent(StreamEvent):
