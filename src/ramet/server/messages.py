@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ramet.engine.assemble import CompletionOutput
-from ramet.server.client import Generation, Prompted
-from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.client import Generation
+from ramet.server.gate import body_of, request_id_of
 from ramet.server.schemas.anthropic import (
     BlockDelta,
     BlockStart,
@@ -34,7 +34,7 @@ from ramet.server.schemas.anthropic import (
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.services import Services, services_of
 from ramet.server.stream import EventStream, answered, pieces, sse
-from ramet.server.translate import Encoded, namespace_of
+from ramet.server.translate import Encoded, prompted_of
 
 __all__ = ["count_tokens", "create_message"]
 
@@ -55,15 +55,9 @@ async def create_message(request: Request) -> Response | EventStream:
     await services.check_grammar(sampling)
     encoded = await _encoded(services, asked)
     room = services.client.limits.max_total_tokens - len(encoded.token_ids)
-    prompted = Prompted(
-        token_ids=encoded.token_ids,
-        sampling=replace(sampling, max_tokens=min(asked.max_tokens, room)) if room > 0 else sampling,
-        text=encoded.text,
-        namespace=namespace_of(caller_of(scope), asked.cache_salt),
-        priority=asked.priority or 0,
-        names=frozenset({request_id}),
-        owner=caller_of(scope).owner,
-    )
+    if room > 0:
+        sampling = replace(sampling, max_tokens=min(asked.max_tokens, room))
+    prompted = prompted_of(scope, encoded, sampling, cache_salt=asked.cache_salt, priority=asked.priority)
     message_id = f"msg_{uuid.uuid4().hex}"
     (generation,) = services.client.submit([prompted], message_id)
     answer = _Answer(generation, message_id, model, asked.max_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +14,8 @@ from starlette.responses import Response
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob
 from ramet.errors import InvalidRequest
-from ramet.server.client import Generation, Prompted
-from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.client import Generation
+from ramet.server.gate import body_of
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.native import (
     Detokenized,
@@ -31,7 +31,7 @@ from ramet.server.schemas.native import (
 )
 from ramet.server.services import Services, services_of
 from ramet.server.stream import DONE, EventStream, answered, pieces_of, sse
-from ramet.server.translate import Encoded, Translator, namespace_of
+from ramet.server.translate import Encoded, Translator, prompted_of
 
 __all__ = ["detokenize", "generate", "tokenize"]
 
@@ -119,7 +119,7 @@ async def generate(request: Request) -> Response | EventStream:
     if wanted.stream:
         return EventStream(_events(batch, services.translator), batch.generations, ignored_header(ignored))
     await answered(batch.generations, request)
-    return _json(await _made(services.translator, batch, batch.whole), ignored)
+    return _json(await services.translator.made(batch.whole, batch.generations[0].request.sampling), ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +176,8 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
         await services.check_grammar(one)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
-    caller = caller_of(request.scope)
-    namespace = namespace_of(caller, wanted.cache_salt)
     prompted = [
-        Prompted(
-            token_ids=prompt.token_ids,
-            text=prompt.text,
-            sampling=one,
-            namespace=namespace,
-            priority=wanted.priority or 0,
-            names=frozenset({name, own_id, request_id_of(request.scope)}),
-            owner=caller.owner,
-        )
+        prompted_of(request.scope, prompt, one, cache_salt=wanted.cache_salt, priority=wanted.priority, names=(name, own_id))
         for prompt, one, name in zip(prompts, sampling, names, strict=True)
     ]
     return _Batch(wanted, services.client.submit(prompted, own_id), names, is_list)
@@ -285,13 +275,9 @@ async def _events(batch: _Batch, translator: Translator) -> AsyncIterator[bytes]
             if piece.finish_reason is None:
                 yield batch.event(position, piece.answer)
             else:
-                yield await _made(translator, batch, partial(batch.event, position, piece.answer))
+                sampling = batch.generations[position].request.sampling
+                yield await translator.made(partial(batch.event, position, piece.answer), sampling)
     yield DONE
-
-
-async def _made(translator: Translator, batch: _Batch, make: Callable[[], bytes]) -> bytes:
-    """What ``make`` gives; where it has logprobs, which may be many, it is made where nobody has to wait for it."""
-    return await translator.run(make) if batch.wanted.return_logprob else make()
 
 
 def _meta(wanted: GenerateRequest, name: str, generation: Generation, answer: CompletionOutput) -> MetaInfo:

@@ -16,20 +16,18 @@ from starlette.responses import Response
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import RequestOutput
 from ramet.errors import InvalidRequest
-from ramet.server.client import Generation, Prompted
-from ramet.server.gate import caller_of, request_id_of
+from ramet.server.client import Generation
 from ramet.server.schemas.body import ignored_header
 from ramet.server.schemas.openai import CompletionUsage, OpenAIFields, Timings
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, answered
-from ramet.server.translate import Encoded, namespace_of
+from ramet.server.translate import Encoded, prompted_of
 from ramet.server.usage import summed_usage, timings_of
 
 __all__ = ["Accepted", "accept", "check_answers"]
 
 _MAX_ANSWERS = 128
 _MAX_PROMPT_WORK = 1 << 18  # logprobs of prompt tokens, or tokens that are told again: some 60 MB, at once
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,9 @@ class Accepted:
         return await answered(self.generations, self.request)
 
     async def reply(self, build: Callable[[], msgspec.Struct]) -> Response:
-        """The whole answer; one with logprobs, which may be long to make, is made where no one has to wait for it."""
-        has_logprobs = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
-
-        def work() -> bytes:
-            return _encode(build())
-
-        content = await services_of(self.request.scope).translator.run(work) if has_logprobs else work()
+        """The whole answer."""
+        translator = services_of(self.request.scope).translator
+        content = await translator.made(lambda: msgspec.json.encode(build()), self.sampling)
         return Response(content, headers=self.headers, media_type="application/json")
 
     def stream(self, events: AsyncIterator[bytes]) -> EventStream:
@@ -108,25 +102,13 @@ def accept(
     scope = request.scope
     services = services_of(scope)
     _check_prompt_work(prompts, sampling, tells_prompts)
-    caller = caller_of(scope)
-    namespace = namespace_of(caller, body.cache_salt)
-    names = frozenset(name for name in (request_id_of(scope), body.request_id) if name is not None)
+    names = [] if body.request_id is None else [body.request_id]
+    prompted = [
+        prompted_of(scope, prompt, sampling, cache_salt=body.cache_salt, priority=body.priority, names=names)
+        for prompt in prompts
+    ]
     response_id = f"{kind}-{uuid.uuid4().hex}"
-    generations = services.client.submit(
-        [
-            Prompted(
-                token_ids=prompt.token_ids,
-                sampling=sampling,
-                text=prompt.text,
-                namespace=namespace,
-                priority=body.priority or 0,
-                names=names,
-                owner=caller.owner,
-            )
-            for prompt in prompts
-        ],
-        response_id,
-    )
+    generations = services.client.submit(prompted, response_id)
     head = {
         "id": response_id,
         "created": int(time.time()),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.requests import Request
@@ -14,9 +13,9 @@ from starlette.responses import Response
 
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import Logprob
-from ramet.server.client import Generation, Prompted
+from ramet.server.client import Generation
 from ramet.server.errors import Problem
-from ramet.server.gate import body_of, caller_of, request_id_of
+from ramet.server.gate import body_of
 from ramet.server.openai_logprobs import chat_logprobs
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.openai import TokenLogprob
@@ -43,11 +42,9 @@ from ramet.server.schemas.responses import (
 )
 from ramet.server.services import services_of
 from ramet.server.stream import EventStream, Piece, answered, pieces, sse
-from ramet.server.translate import Translator, namespace_of
+from ramet.server.translate import Translator, prompted_of
 
 __all__ = ["create_response"]
-
-T = TypeVar("T")
 
 _TEXT = TextOptions(TextFormat("text"))
 
@@ -64,15 +61,7 @@ async def create_response(request: Request) -> Response | EventStream:
     await services.check_grammar(sampling)
     messages = await services.translator.run(asked.chat_messages)
     encoded = await services.translator.chat(messages, tools=asked.chat_tools(), variables=asked.chat_template_kwargs)
-    prompted = Prompted(
-        token_ids=encoded.token_ids,
-        sampling=sampling,
-        text=encoded.text,
-        namespace=namespace_of(caller_of(scope), asked.cache_salt),
-        priority=asked.priority or 0,
-        names=frozenset({request_id_of(scope)}),
-        owner=caller_of(scope).owner,
-    )
+    prompted = prompted_of(scope, encoded, sampling, cache_salt=asked.cache_salt, priority=asked.priority)
     begun = _begun(asked, model, sampling)
     (generation,) = services.client.submit([prompted], begun.id)
     answer = _Answer(generation, begun, services.translator)
@@ -125,11 +114,11 @@ class _Answer:
             for piece in news:
                 if piece.text or piece.logprobs:
                     yield self._delta(piece)
-        yield await self._made(self._closing)
+        yield await self._translator.made(self._closing, self._generation.request.sampling)
 
     async def body(self) -> bytes:
         """The whole response, once the generation is finished."""
-        return await self._made(lambda: msgspec.json.encode(self._whole()))
+        return await self._translator.made(lambda: msgspec.json.encode(self._whole()), self._generation.request.sampling)
 
     def _whole(self) -> ResponseReply:
         output = self._generation.output
@@ -196,11 +185,6 @@ class _Answer:
         if not found:
             return []
         return chat_logprobs(found, self._generation.request.sampling.logprobs or 0, self._translator.tokenizer).content
-
-    async def _made(self, make: Callable[[], T]) -> T:
-        """An end with logprobs may be long to make: that is done where no one has to wait for it."""
-        has_logprobs = self._generation.request.sampling.logprobs is not None
-        return await self._translator.run(make) if has_logprobs else make()
 
 
 def _event(event: StreamEvent) -> bytes:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from starlette.types import Scope
 
 from ramet.core.grammar import GrammarSpec
 from ramet.core.request import Namespace
@@ -20,12 +22,13 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.build import TextParts, make_grammars
 from ramet.engine.wire import Ready
 from ramet.errors import InvalidRequest
-from ramet.server.gate import Caller
+from ramet.server.client import Prompted
+from ramet.server.gate import caller_of, request_id_of
 from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "Translator", "namespace_of"]
+__all__ = ["Encoded", "Translator", "prompted_of"]
 
 T = TypeVar("T")
 
@@ -78,6 +81,11 @@ class Translator:
         pool = self._pool if num_chars <= _LONG_CHARS else self._long_pool
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
+    async def made(self, make: Callable[[], T], sampling: SamplingParams) -> T:
+        """What ``make`` gives, an answer or its end; one with logprobs may take long, and is made off the event loop."""
+        has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        return await self.run(make) if has_logprobs else make()
+
     async def encode(self, text: str) -> Encoded:
         """A plain prompt; BOS is added where the model's files ask for it."""
         return Encoded(await self.run(lambda: self.tokenizer.encode(text), len(text)), text)
@@ -127,8 +135,28 @@ class Translator:
             return self._grammars
 
 
-def namespace_of(caller: Caller, cache_salt: str | None) -> Namespace:
-    """Who shares KV with this request: those of the same key (or all, with --share-cache) that send the same salt."""
+def prompted_of(
+    scope: Scope,
+    prompt: Encoded,
+    sampling: SamplingParams,
+    *,
+    cache_salt: str | None,
+    priority: int | None,
+    names: Iterable[str] = (),
+) -> Prompted:
+    """One prompt of the request of ``scope``, its caller's. ``names`` are ids by which he may abort it, besides ``x-request-id``.
+
+    It shares KV with those of the same key (or all, with --share-cache) that send the same salt. Raises ``InvalidRequest``.
+    """
     if cache_salt is not None and not 0 < len(cache_salt) <= _MAX_SALT_CHARS:
         raise InvalidRequest(f"cache_salt is a text of 1 to {_MAX_SALT_CHARS} characters", "cache_salt")
-    return Namespace(salt=cache_salt or "", tenant=caller.tenant)
+    caller = caller_of(scope)
+    return Prompted(
+        token_ids=prompt.token_ids,
+        sampling=sampling,
+        text=prompt.text,
+        namespace=Namespace(salt=cache_salt or "", tenant=caller.tenant),
+        priority=priority or 0,
+        names=frozenset((request_id_of(scope), *names)),
+        owner=caller.owner,
+    )

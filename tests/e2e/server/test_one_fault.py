@@ -66,7 +66,7 @@ STAGES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "parse": (openai_chat, "decode_body", of_text),
     "template": (ChatTemplate, "render", of_text),
     "tokenize": (Tokenizer, "encode_chat", of_text),
-    "accept request": (openai_request, "namespace_of", lambda caller, salt: salt == "BAD"),
+    "accept request": (openai_request, "prompted_of", lambda *args, cache_salt, **options: cache_salt == "BAD"),
     "grammar": (GrammarCompiler, "matcher", of_grammar),
     "admit": (KVManager, "admit", of_sequence),
     "schedule": (KVManager, "grow", of_sequence),
