@@ -47,7 +47,7 @@ class EngineLoop:
             self._engine.check_alive()
         for flush in flushes:
             self._flush(flush)
-        self._emit(Step.of(updates, self._engine.stats()))
+        self._emit(Step(updates, self._engine.stats()))
 
     def _obey(self, command: Command) -> None:
         match command:

@@ -7,14 +7,14 @@ same rules as its server, so nothing here is trusted for its values.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
 from ramet.config import EngineConfig
-from ramet.core.output import SequenceUpdate, TokenLogprobs
-from ramet.core.request import FinishReason, Namespace, Request
+from ramet.core.output import SequenceUpdate
+from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Limits
 from ramet.engine.engine import EngineStats
@@ -149,95 +149,32 @@ class Beat(msgspec.Struct, tag=True, frozen=True):
     """The engine's process runs, whatever it computes. There is one each ``BEAT_S``."""
 
 
-class _Logprobs(msgspec.Struct, array_like=True, frozen=True):
-    """A ``TokenLogprobs``. A float32 is exact in msgpack's float64."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
-
-
-class _Update(msgspec.Struct, array_like=True, frozen=True):
-    """A ``SequenceUpdate``."""
-
-    request_id: str
-    seq_id: int
-    index: int
-    new_token_ids: tuple[int, ...]
-    num_cached_tokens: int
-    started_s: float | None
-    finish_reason: FinishReason | None
-    stop_token_id: int | None
-    error: str | None
-    logprobs: list[_Logprobs]
-    prompt_logprobs: list[_Logprobs]
-
-
 class Step(msgspec.Struct, tag=True, frozen=True):
     """All the news of a turn, and the engine's numbers after it."""
 
-    news: list[_Update]
+    updates: list[SequenceUpdate]
     stats: EngineStats
-
-    @classmethod
-    def of(cls, updates: list[SequenceUpdate], stats: EngineStats) -> Step:
-        return cls([_packed(update) for update in updates], stats)
-
-    @property
-    def updates(self) -> list[SequenceUpdate]:
-        return [_unpacked(one) for one in self.news]
 
 
 Event: TypeAlias = Loading | Ready | Failed | Refused | Flushed | Beat | Step
 
 
-def _packed(update: SequenceUpdate) -> _Update:
-    return _Update(
-        request_id=update.request_id,
-        seq_id=update.seq_id,
-        index=update.index,
-        new_token_ids=update.new_token_ids,
-        num_cached_tokens=update.num_cached_tokens,
-        started_s=update.started_s,
-        finish_reason=update.finish_reason,
-        stop_token_id=update.stop_token_id,
-        error=update.error,
-        logprobs=[_packed_logprobs(one) for one in update.logprobs],
-        prompt_logprobs=[_packed_logprobs(one) for one in update.prompt_logprobs],
-    )
+def _array_bytes(array: object) -> bytes:
+    """An array as its bytes: its type is the field's, which msgspec knows on the other side."""
+    if isinstance(array, np.ndarray) and array.dtype in (np.int32, np.float32):
+        return array.tobytes()
+    raise NotImplementedError(f"{type(array).__name__} on the engine's wire")
 
 
-def _unpacked(one: _Update) -> SequenceUpdate:
-    return SequenceUpdate(
-        request_id=one.request_id,
-        seq_id=one.seq_id,
-        index=one.index,
-        new_token_ids=one.new_token_ids,
-        logprobs=tuple(_unpacked_logprobs(each) for each in one.logprobs),
-        prompt_logprobs=tuple(_unpacked_logprobs(each) for each in one.prompt_logprobs),
-        num_cached_tokens=one.num_cached_tokens,
-        started_s=one.started_s,
-        finish_reason=one.finish_reason,
-        stop_token_id=one.stop_token_id,
-        error=one.error,
-    )
+def _array_of(kind: Any, data: bytes) -> np.ndarray:
+    """``kind`` is ``Int32`` or ``Float32``."""
+    _, dtype = get_args(kind)
+    return np.frombuffer(data, get_args(dtype)[0])
 
 
-def _packed_logprobs(one: TokenLogprobs) -> _Logprobs:
-    return _Logprobs(one.token_id, one.logprob, one.rank, one.top_ids.tolist(), one.top_logprobs.tolist())
-
-
-def _unpacked_logprobs(one: _Logprobs) -> TokenLogprobs:
-    return TokenLogprobs(
-        one.token_id, one.logprob, one.rank, np.array(one.top_ids, np.int32), np.array(one.top_logprobs, np.float32)
-    )
-
-
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=_array_bytes)
 decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_event = msgspec.msgpack.Decoder(Event).decode
+decode_event = msgspec.msgpack.Decoder(Event, dec_hook=_array_of).decode
 
 
 def frame(message: Command | Event) -> bytes:
