@@ -14,7 +14,7 @@ from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
 from ramet.errors import ContextTooLong, InvalidRequest, shown
 
-__all__ = ["Admission", "Limits", "PromptIds", "check_namespace", "check_priority", "check_sampling"]
+__all__ = ["Admission", "Limits", "PromptIds", "check_sampling"]
 
 PromptIds = Sequence[int] | np.ndarray
 
@@ -112,8 +112,8 @@ class Admission:
         check_sampling(sampling)
         ids = self.limits.check_prompt(prompt)
         sampling.check_vocabulary(self.limits.vocab_size)
-        check_priority(priority)
-        check_namespace(namespace)
+        _check_priority(priority)
+        _check_namespace(namespace)
         _check_request_id(request_id)
         max_tokens = self.limits.max_tokens(len(ids), sampling)
         _check_logprobs(len(ids), max_tokens, sampling)
@@ -169,7 +169,7 @@ def _check_request_id(request_id: object) -> None:
         raise InvalidRequest(f"request_id is a string of 1 to {_MAX_ID_CHARS} characters", "request_id")
 
 
-def check_priority(priority: object) -> None:
+def _check_priority(priority: object) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _MAX_PRIORITY:
         raise InvalidRequest(
             f"priority is a whole number of at most {_MAX_PRIORITY} either way, not {shown(priority)}", "priority"
@@ -181,7 +181,7 @@ def check_sampling(sampling: object) -> None:
         raise InvalidRequest(f"sampling parameters are a SamplingParams, not {shown(sampling)}", "params")
 
 
-def check_namespace(namespace: object) -> None:
+def _check_namespace(namespace: object) -> None:
     """A namespace is part of every cache key, so a field that is none would fail in the midst of a step."""
     is_sound = (
         isinstance(namespace, Namespace)
