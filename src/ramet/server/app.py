@@ -10,8 +10,8 @@ from ramet.server import admin, completions, messages, native, openai_chat, resp
 from ramet.server.gate import Gate, Keys, request_id_of
 from ramet.server.openapi import openapi_route
 from ramet.server.services import Services
-from ramet.server.status import log_request
-from ramet.server.stream import usage_of
+from ramet.server.status import log_prompts, log_request
+from ramet.server.stream import prompts_of, usage_of
 
 __all__ = ["ROUTES", "build_app"]
 
@@ -53,6 +53,8 @@ def build_app(services: Services, keys: Keys) -> Gate:
             services.metrics.responded(status)
         if scope["path"] not in _UNLOGGED:
             log_request(request_id_of(scope), scope["method"], scope["path"], status, seconds, usage_of(scope))
+        if services.config.log_requests:
+            log_prompts(request_id_of(scope), prompts_of(scope))
 
     return Gate(app, services.config, keys, on_end)
 

@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 from ramet.config import CacheConfig, EngineConfig, LogLevel, ServerConfig
 from ramet.engine.assemble import Usage
@@ -23,12 +24,13 @@ from ramet.engine.wire import Ready
 from ramet.server.client import EngineClient, EngineState
 from ramet.server.metrics import Metrics, Reading, recent
 
-__all__ = ["StatusLine", "StatusWriter", "banner", "log_request", "printable", "setup_logging", "status_text"]
+__all__ = ["StatusLine", "StatusWriter", "banner", "log_prompts", "log_request", "printable", "setup_logging", "status_text"]
 
 _log = logging.getLogger("ramet.server")
 _access_log = logging.getLogger("ramet.access")
 
 _MAX_QUEUED = 1000
+_MAX_PROMPT_CHARS = 10_000
 _WRITE_WAIT_S = 1.0
 _CLOSE_WAIT_S = 1.0
 _TICK_S = 1.0
@@ -186,6 +188,12 @@ def log_request(request_id: str, method: str, path: str, status: int, seconds: f
     if usage is not None:
         tokens = f", {usage.prompt_tokens} tokens in, {usage.cached_tokens} reused, {usage.completion_tokens} out"
     _access_log.info("%s %s %s %d in %.0f ms%s", request_id, method, path[:200], status, seconds * 1000, tokens)
+
+
+def log_prompts(request_id: str, prompts: Iterable[str]) -> None:
+    """The texts of a request, for --log-requests. Of a long one the log has the beginning."""
+    for prompt in prompts:
+        _access_log.info("%s asked: %s", request_id, prompt[:_MAX_PROMPT_CHARS])
 
 
 # ---- the banner

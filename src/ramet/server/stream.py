@@ -17,7 +17,7 @@ from ramet.server.errors import ApiError, Problem, dialect_of, error_event, log_
 from ramet.server.gate import request_id_of
 from ramet.server.usage import summed_usage
 
-__all__ = ["DONE", "EventStream", "Piece", "answered", "pieces", "pieces_of", "sse", "usage_of"]
+__all__ = ["DONE", "EventStream", "Piece", "answered", "pieces", "pieces_of", "prompts_of", "sse", "usage_of"]
 
 PING_AFTER_S = 10.0  # without a word; proxies close what is silent for a minute
 _PING = b": ping\n\n"
@@ -203,6 +203,13 @@ def usage_of(scope: Scope) -> Usage | None:
     """The tokens of a request whose answer has been told, all its prompts together; None where none came to an engine."""
     generations: Sequence[Generation] | None = scope.get("ramet.generations")
     return None if generations is None else summed_usage(generations)
+
+
+def prompts_of(scope: Scope) -> list[str]:
+    """The prompts of a request as the model was given them: texts, or token ids; none where it did not come to an engine."""
+    generations: Sequence[Generation] = scope.get("ramet.generations", ())
+    outputs = [generation.output for generation in generations]
+    return [str(output.prompt_token_ids) if output.prompt is None else output.prompt for output in outputs]
 
 
 def _abort_all(generations: Sequence[Generation]) -> None:
