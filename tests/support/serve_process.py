@@ -24,6 +24,11 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def plain_environment() -> dict[str, str]:
+    """This process's, without what would be options of the server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAMET_") or name == "RAMET_CACHE"}
+
+
 class ServeProcess:
     """A server that was started. ``log`` has what it wrote to both outputs."""
 
@@ -31,10 +36,9 @@ class ServeProcess:
         self.port = free_port()
         self.log = log
         command = [sys.executable, "-m", "ramet", "serve", *([str(model)] if model else []), "--port", str(self.port), *flags]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAMET_") or name == "RAMET_CACHE"}
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**clean, **(env or {})}
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**plain_environment(), **(env or {})}
             )
 
     @property
