@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ramet.errors import InvalidRequest, shown
-from ramet.server.schemas.sampling import SamplingFields
+from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
+from ramet.server.schemas.sampling import MaxTokens, SamplingFields
 
 __all__ = [
     "Block",
@@ -40,9 +41,6 @@ __all__ = [
     "ToolChoice",
 ]
 
-_MAX_MESSAGES = msgspec.Meta(max_length=4096)
-_MAX_TOOLS = msgspec.Meta(max_length=128)
-_MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 _ROLES = ("user", "assistant", "system")
@@ -98,10 +96,10 @@ class OutputConfig(msgspec.Struct):
 class ConversationRequest(SamplingFields, kw_only=True):
     """What a prompt is made of: all that counting its tokens needs. Sampling fields count for nothing there."""
 
-    messages: Annotated[list[Message], _MAX_MESSAGES]
+    messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]
     model: str | None = None
     system: str | list[Block] | None = None
-    tools: Annotated[list[Tool], _MAX_TOOLS] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -150,7 +148,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
 class MessageRequest(ConversationRequest, kw_only=True):
     """``metadata``, ``service_tier`` and ``cache_control`` change nothing. ``cache_salt`` and ``priority`` are our own."""
 
-    max_tokens: _MaxTokens
+    max_tokens: MaxTokens
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None

@@ -10,10 +10,12 @@ import msgspec
 
 from ramet.errors import InvalidRequest
 
-__all__ = ["decode_body", "ignored_header"]
+__all__ = ["MAX_ITEMS", "MAX_TOOLS", "decode_body", "ignored_header"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_ITEMS = 4096  # of a conversation: messages, or what Responses has for them
+MAX_TOOLS = 128
 _LARGE_BYTES = 1 << 16
 _MOST = {  # of each in a body: decoding that many takes some 20 ms, for which nobody else is served
     "lists": (b"[", 50_000),

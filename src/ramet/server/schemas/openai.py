@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from ramet.core.grammar import GrammarSpec
 from ramet.engine.assemble import Usage
 from ramet.errors import GrammarError, InvalidRequest, shown
+from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.sampling import SamplingFields
 
 __all__ = [
@@ -37,8 +38,6 @@ __all__ = [
 
 AnswerEnd = Literal["stop", "length"]
 
-_MAX_MESSAGES = 4096
-_MAX_TOOLS = 128
 _MAX_ID_CHARS = 256
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _REFUSED_IN_CHAT = {
@@ -171,8 +170,8 @@ class ChatRequest(OpenAIFields, kw_only=True):
 
     def check(self) -> None:
         OpenAIFields.check(self)
-        if len(self.messages) > _MAX_MESSAGES:
-            raise InvalidRequest(f"messages has {len(self.messages):,} messages, over {_MAX_MESSAGES:,}; send fewer", "messages")
+        if len(self.messages) > MAX_ITEMS:
+            raise InvalidRequest(f"messages has {len(self.messages):,} messages, over {MAX_ITEMS:,}; send fewer", "messages")
         for name, why in _REFUSED_IN_CHAT.items():
             if getattr(self, name) is not None:
                 raise InvalidRequest(why, name)
@@ -181,8 +180,8 @@ class ChatRequest(OpenAIFields, kw_only=True):
                 raise InvalidRequest(f"this server answers in text alone, not {shown(kind)}; leave it out", "modalities")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs goes with logprobs: true; send both, or neither", "top_logprobs")
-        if self.tools is not None and len(self.tools) > _MAX_TOOLS:
-            raise InvalidRequest(f"tools has {len(self.tools):,} tools, over {_MAX_TOOLS}; send fewer", "tools")
+        if self.tools is not None and len(self.tools) > MAX_TOOLS:
+            raise InvalidRequest(f"tools has {len(self.tools):,} tools, over {MAX_TOOLS}; send fewer", "tools")
         if not (self.tool_choice is None or self.tool_choice in ("none", "auto")):
             raise InvalidRequest(
                 f"tool_choice is 'auto' or 'none', not {shown(self.tool_choice)}: to make a model call a tool needs structured "

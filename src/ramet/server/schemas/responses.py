@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ramet.errors import InvalidRequest, shown
+from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.openai import TokenLogprob
-from ramet.server.schemas.sampling import SamplingFields
+from ramet.server.schemas.sampling import MaxTokens, SamplingFields
 
 __all__ = [
     "ErrorEvent",
@@ -46,10 +47,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _CONSTRAINED = {"json_schema", "json_object"}
 
-_MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
-_MAX_ITEMS = msgspec.Meta(max_length=4096)
-_MAX_TOOLS = msgspec.Meta(max_length=128)
 
 
 # ---- what is asked
@@ -104,15 +102,15 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ``stop``, ``seed`` and their like, ``cache_salt`` and ``priority`` are beyond OpenAI's own.
     """
 
-    input: str | Annotated[list[Item], _MAX_ITEMS]
+    input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS)]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: _MaxTokens | None = None
+    max_output_tokens: MaxTokens | None = None
     top_logprobs: _NumLogprobs | None = None
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    tools: Annotated[list[FunctionTool], _MAX_TOOLS] | None = None
+    tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

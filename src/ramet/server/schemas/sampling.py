@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ramet.errors import InvalidRequest, shown
 
-__all__ = ["SamplingFields"]
+__all__ = ["MaxTokens", "SamplingFields"]
+
+MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 _MAX_BIASES = 4096
 
