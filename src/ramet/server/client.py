@@ -204,11 +204,15 @@ class EngineClient:
 
     @property
     def state(self) -> EngineState:
-        if self._closing.is_set():
+        if self._is_closed:
             return EngineState.CLOSED
         if self._state is EngineState.READY and self._clock.now() - self._heard_s > _HUNG_AFTER_S:
             return EngineState.HUNG
         return self._state
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._closing.is_set()
 
     @property
     def generations(self) -> list[Generation]:
@@ -223,9 +227,9 @@ class EngineClient:
     async def run(self) -> None:
         """Keep an engine up until ``close``. Raises ``EngineDead`` where none can be had: the first, or several in a row."""
         failed_starts = 0
-        while not self._closing.is_set():
+        while True:
             was_ready = await self._one_life()
-            if self._closing.is_set():
+            if self._is_closed:
                 return
             failed_starts = 0 if was_ready else failed_starts + 1
             if (self.num_starts == 1 and not was_ready) or failed_starts >= _MAX_FAILED_STARTS:
@@ -234,6 +238,7 @@ class EngineClient:
             if failed_starts:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _FIRST_PAUSE_S * 2 ** (failed_starts - 1))
+                    return
 
     async def _one_life(self) -> bool:
         """Start an engine, and wait for its end. True where it became ready."""
@@ -243,7 +248,7 @@ class EngineClient:
         self._link = self._make_link()
         try:
             await self._link.open(self._on_event, gone.set)
-            if not self._closing.is_set():
+            if not self._is_closed:
                 await gone.wait()
         except OSError as error:  # no process, no descriptor: it may be another's fault, and pass
             self.last_words = f"the engine's process could not be started: {error.strerror or error}"
