@@ -176,7 +176,7 @@ class ServerConfig:
     admin_api_key: str | None = _option(
         None,
         "key of the admin routes",
-        "Left out, those routes exist only where the server listens on this machine alone.",
+        "Those are /server_info and /flush_cache. Left out, they exist only where the server listens on this machine alone.",
         secret=True,
     )
     share_cache: bool = _option(False, "one cache for all keys", "What one caller has sent makes another's answer come sooner.")

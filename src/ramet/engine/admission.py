@@ -73,15 +73,16 @@ class Limits:
             raise self._too_long(
                 f"prompt is {num_prompt_tokens:,} tokens and max_tokens {wanted:,}, together {total:,}",
                 f"Lower max_tokens to {room:,}" if room > 0 else "Shorten the prompt",
+                "max_tokens" if room > 0 else "prompt",
             )
         return wanted
 
-    def _too_long(self, what: str, fix: str) -> ContextTooLong:
+    def _too_long(self, what: str, fix: str, param: str = "prompt") -> ContextTooLong:
         if self.max_total_tokens < self.max_model_len:
             bound, option = "the KV pool holds", ", or give the pool more (--kv-cache-memory, --max-total-tokens)"
         else:
             bound, option = "the context (--max-model-len) is", ""
-        return ContextTooLong(f"{what}; {bound} {self.max_total_tokens:,}. {fix}{option}.", "prompt")
+        return ContextTooLong(f"{what}; {bound} {self.max_total_tokens:,}. {fix}{option}.", param)
 
 
 class Admission:

@@ -429,9 +429,15 @@ class EngineClient:
         """The engine is gone, and with it all that ran. Each is told by an error of its own: one that is raised again and again
         keeps the frames of every time.
         """
-        words = "the engine ended while it computed this answer, and is started again; send the request again"
         for request_id in list(self._open):
-            self._end(request_id, EngineDead(words))
+            self._end(request_id, self._loss())
         for future in self._flushes.values():
             if not future.done():
-                future.set_exception(EngineDead(words))
+                future.set_exception(self._loss())
+
+    def _loss(self) -> RametError:
+        if self._is_closed:
+            return Unavailable(
+                "the server is stopping, and this answer is not whole; send the request to another, or again later"
+            )
+        return EngineDead("the engine ended while it computed this answer, and is started again; send the request again")

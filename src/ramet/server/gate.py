@@ -80,6 +80,7 @@ class Gate:
         self._keys = keys
         self._on_end = on_end
         self._max_body_bytes = int(config.max_body_size)
+        self._is_local = config.is_local
         self._hosts = _LOOPBACK_NAMES | {_bare_host(config.host), *map(_bare_host, config.allowed_hosts)}
         self._any_host = "*" in config.allowed_hosts or (config.host in ("0.0.0.0", "::") and not config.allowed_hosts)
         self.is_draining = False
@@ -138,18 +139,27 @@ class Gate:
         if path in _ADMIN_PATHS:
             return self._admin(scope, caller)
         if caller is None and self._keys.has_users and path not in _OPEN_PATHS:
-            raise ApiError(401, "a key is needed: send it as `Authorization: Bearer KEY`", code="invalid_api_key")
-        return caller or Caller("", is_admin=not self._keys.has_users and not self._keys.has_admin and _is_loopback(scope))
+            raise ApiError(
+                401,
+                "no key of this server's was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                code="invalid_api_key",
+            )
+        has_keys = self._keys.has_users or self._keys.has_admin
+        return caller or Caller("", is_admin=not has_keys and self._is_among_friends(scope))
 
     def _admin(self, scope: Scope, caller: Caller | None) -> Caller:
-        """T23: with an admin key, that key; without one, a caller on this machine (who has a key where keys are set)."""
+        """T23: with an admin key, that key; without one, whoever may ask where the server listens on this machine alone."""
         if caller is None and (self._keys.has_users or self._keys.has_admin):
             raise ApiError(401, "the admin key is needed: send it as `Authorization: Bearer KEY`", code="invalid_api_key")
         if caller is not None and caller.is_admin:
             return caller
-        if self._keys.has_admin or not _is_loopback(scope):
+        if self._keys.has_admin or not self._is_among_friends(scope):
             raise ApiError(403, "this needs the admin key (--admin-api-key)", code="admin")
         return Caller("", is_admin=True) if caller is None else replace(caller, is_admin=True)
+
+    def _is_among_friends(self, scope: Scope) -> bool:
+        """The caller's address alone would not do: behind a proxy on this machine everyone has its address."""
+        return self._is_local and _is_loopback(scope)
 
     async def _body(self, headers: _Headers, method: str, receive: Receive) -> bytes:
         """The whole body, within its limit. Types and codings that no client of ours sends are refused (T26)."""

@@ -114,6 +114,7 @@ class _Process:
             ended, _ = await asyncio.wait([engine, http], return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()  # raises what ended it
+            await http  # where the engine was closed by the end of a drain
             return _EXIT_INTERRUPTED if self._http.force_exit else 0
         finally:
             for task in beside:
@@ -135,7 +136,7 @@ class _Process:
                 self._client.ready,
                 self._engine,
                 self._config,
-                description=self._description,
+                description=self._description + self._served_as(),
                 version=self._services.version,
                 port=self._listener.getsockname()[1],
             ):
@@ -143,6 +144,10 @@ class _Process:
         await StatusLine(
             self._client, self._metrics, self._writer, max_queued_requests=self._engine.scheduler.max_queued_requests
         ).run()
+
+    def _served_as(self) -> str:
+        names = self._config.served_model_name
+        return f", served as {', '.join(names)}" if names else ""
 
     def _on_signal(self, number: int) -> None:
         """The first signal drains, the second ends the process."""
@@ -157,11 +162,13 @@ class _Process:
         """Let what runs finish, within its time; then stop."""
         deadline_s = time.monotonic() + self._config.drain_timeout_s
         if self._gate.num_running:
-            _log.info("stopping: %d requests run; a second signal stops now", self._gate.num_running)
+            running = _requests(self._gate.num_running, "runs", "run")
+            _log.info("stopping: %s, %g s more at most; a second signal stops now", running, self._config.drain_timeout_s)
         while self._gate.num_running and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_TICK_S)
-        for generation in self._client.generations:
-            generation.abort()
+        if num_left := len(self._client.generations):
+            _log.warning("%s: the time to drain (--drain-timeout-s) is over", _requests(num_left, "is cut off", "are cut off"))
+        await self._client.close()  # tells those that are left
         self._http.should_exit = True
 
 
@@ -171,6 +178,10 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception:
         _log.exception("a part of the server has ended; requests go on")
+
+
+def _requests(count: int, one: str, many: str) -> str:
+    return f"1 request {one}" if count == 1 else f"{count} requests {many}"
 
 
 class _Http(uvicorn.Server):

@@ -36,6 +36,7 @@ _CLOSE_WAIT_S = 1.0
 _TICK_S = 1.0
 _PLAIN_EVERY = 10  # ticks between two status lines where they are not rewritten in place
 _WINDOW = 5  # ticks that the rates of a rewritten line are taken over
+_COLUMNS = 80  # of a terminal that does not say
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 # Control characters, which could move a terminal's cursor or fake a line, and marks that turn the direction of text around.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -103,9 +104,12 @@ class StatusWriter:
         if self._fd is None or not text:
             return ""
         try:
-            return text[: os.get_terminal_size(self._fd).columns - 1]
+            columns = os.get_terminal_size(self._fd).columns or _COLUMNS
         except OSError:
-            return text[:79]
+            columns = _COLUMNS
+        while len(text) >= columns and " | " in text:
+            text = text.rpartition(" | ")[0]  # the least of it goes first, and whole
+        return text[: columns - 1]
 
     def _write(self, text: str) -> None:
         if self._fd is None:
@@ -334,7 +338,7 @@ class StatusLine:
         if self._trouble is not None and self._trouble != trouble:
             _log.warning("%s", self._trouble)
         elif self._trouble is None and trouble is not None:
-            _log.warning("over: %s", trouble)
+            _log.info("this is over now: %s", trouble)
 
     def _find_trouble(self) -> str | None:
         client = self._client

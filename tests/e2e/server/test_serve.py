@@ -292,12 +292,14 @@ def test_h4_idle_it_stops_at_once(own: ServeProcess) -> None:
         assert own.process.wait(2) == 0
 
 
-def test_what_outlives_the_drain_is_aborted_and_told(model: Path, tmp_path: Path) -> None:
+def test_what_outlives_the_drain_is_cut_off_and_told(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path / "log", "--threads", "1", "--drain-timeout-s", "0.3") as server:
         with server.open_stream({**LONG, "n": 8, "stream": True}) as sock:
             sock.recv(1)
             server.process.send_signal(signal.SIGTERM)
-            assert b'"code":"aborted"' in read_until_end(sock)
+            end = read_until_end(sock)
+            assert b'"code":"unavailable"' in end
+            assert b"the server is stopping" in end
         assert server.process.wait(5) == 0
 
 

@@ -275,6 +275,8 @@ def test_t23_without_an_admin_key_they_exist_on_this_machine_only() -> None:
     assert keyed.ask("/server_info", headers=bearer("k1")).status == 200
     assert keyed.ask("/server_info", headers=bearer("k1"), peer="203.0.113.7").status == 403
     assert Site(admin="root").ask("/server_info").status == 401
+    abroad = Site(keys=["k1"], host="0.0.0.0", allow_unauthenticated=True)
+    assert abroad.ask("/server_info", headers=bearer("k1")).status == 403, "behind a proxy everyone has a local address"
 
 
 def test_t22_keys_are_compared_as_digests_in_constant_time_and_all_of_them() -> None:

@@ -404,6 +404,7 @@ def test_on_a_terminal_the_status_is_rewritten_each_second() -> None:
 def test_trouble_replaces_the_status_and_is_logged_once(
     trouble: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "ramet.server")
     client, _, written, line = made(is_terminal=True)
     for name, value in trouble.items():
         setattr(client, name, value)
@@ -415,4 +416,4 @@ def test_trouble_replaces_the_status_and_is_logged_once(
     assert written.statuses[3] == "idle | pages 20 %"
     began, ended = (record.getMessage() for record in caplog.records)
     assert words in began
-    assert ended == f"over: {began}"
+    assert ended == f"this is over now: {began}"
