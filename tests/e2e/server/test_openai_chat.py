@@ -319,3 +319,9 @@ def test_forms_that_cannot_be_compiled(client: OpenAIClient) -> None:
     for fields in ({"guided_regex": "a("}, {"guided_json": {"type": "strin"}}, {"guided_grammar": "root ::= nothing"}):
         for stream in (False, True):
             assert client.refused(CHAT, {"messages": USER, "stream": stream, **fields})["code"] == "invalid_value"
+
+
+def test_a_role_that_is_none_is_refused_by_name(client: OpenAIClient) -> None:
+    refused = client.refused(CHAT, {"messages": [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]})
+    assert refused["param"] == "messages[1].role"
+    assert "system, developer, user, assistant, tool" in refused["message"]

@@ -40,6 +40,7 @@ AnswerEnd = Literal["stop", "length"]
 
 _MAX_ID_CHARS = 256
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _REFUSED_IN_CHAT = {
     "functions": "functions are OpenAI's old form of tools; send tools",
     "function_call": "function_call is OpenAI's old form of tool_choice; send tool_choice",
@@ -172,6 +173,11 @@ class ChatRequest(OpenAIFields, kw_only=True):
         OpenAIFields.check(self)
         if len(self.messages) > MAX_ITEMS:
             raise InvalidRequest(f"messages has {len(self.messages):,} messages, over {MAX_ITEMS:,}; send fewer", "messages")
+        for i, message in enumerate(self.messages):
+            if isinstance(role := message.get("role"), str) and role not in _ROLES:  # else text/messages.py says what is wrong
+                raise InvalidRequest(
+                    f"messages[{i}].role is {shown(role)}; it is one of {', '.join(_ROLES)}", f"messages[{i}].role"
+                )
         for name, why in _REFUSED_IN_CHAT.items():
             if getattr(self, name) is not None:
                 raise InvalidRequest(why, name)
