@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from ramet.server import admin, completions, messages, native, openai_chat, responses
 from ramet.server.gate import Gate, Keys, request_id_of
 from ramet.server.openapi import openapi_route
-from ramet.server.services import Services
+from ramet.server.services import Services, generations_of
 from ramet.server.status import log_prompts, log_request
 from ramet.server.stream import prompts_of, usage_of
 
@@ -46,7 +46,11 @@ def build_app(services: Services, keys: Keys) -> Gate:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["ramet.services"] = services
         scope["app"] = app  # a router that finds this raises for a wrong method, where alone it would answer in plain text
-        await router(scope, receive, send)
+        try:
+            await router(scope, receive, send)
+        finally:
+            for generation in generations_of(scope):
+                generation.abort()  # a no-op where it has ended
 
     def on_end(scope: Scope, status: int, seconds: float) -> None:
         if status:

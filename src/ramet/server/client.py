@@ -313,16 +313,17 @@ class EngineClient:
         for request in requests:
             if request.request_id in self._open:
                 raise InvalidRequest(f"request {request.request_id!r} is running already", "request_id")
-        return [self._open_one(request, prompted) for request, prompted in zip(requests, prompts, strict=True)]
+        generations = [self._begun(request, prompted) for request, prompted in zip(requests, prompts, strict=True)]
+        for generation in generations:
+            self._open[generation.request.request_id] = generation
+            self._num_waiting += 1
+            self._send(Submit.of(generation.request))
+        return generations
 
-    def _open_one(self, request: Request, prompted: Prompted) -> Generation:
+    def _begun(self, request: Request, prompted: Prompted) -> Generation:
         seeded = replace(request, sampling=replace(request.sampling, seed=request.seed))
         output = self._assembler.open(seeded, prompted.text)
-        generation = Generation(seeded, output, prompted.names, lambda: self._send(Abort(request.request_id)), prompted.owner)
-        self._open[request.request_id] = generation
-        self._num_waiting += 1
-        self._send(Submit.of(seeded))
-        return generation
+        return Generation(seeded, output, prompted.names, lambda: self._send(Abort(request.request_id)), prompted.owner)
 
     def _abort_sequence(self, seq_id: SeqId) -> None:
         self._send(AbortSequence(seq_id))

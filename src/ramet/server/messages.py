@@ -59,7 +59,7 @@ async def create_message(request: Request) -> Response | EventStream:
         sampling = replace(sampling, max_tokens=min(asked.max_tokens, room))
     prompted = prompted_of(scope, encoded, sampling, cache_salt=asked.cache_salt, priority=asked.priority)
     message_id = f"msg_{uuid.uuid4().hex}"
-    (generation,) = services.client.submit([prompted], message_id)
+    (generation,) = services.submit(scope, [prompted], message_id)
     answer = _Answer(generation, message_id, model, asked.max_tokens)
     headers = {"request-id": request_id, **ignored_header([*unknown, *asked.unserved()])}
     if asked.stream:

@@ -180,7 +180,7 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
         prompted_of(request.scope, prompt, one, cache_salt=wanted.cache_salt, priority=wanted.priority, names=(name, own_id))
         for prompt, one, name in zip(prompts, sampling, names, strict=True)
     ]
-    return _Batch(wanted, services.client.submit(prompted, own_id), names, is_list)
+    return _Batch(wanted, services.submit(request.scope, prompted, own_id), names, is_list)
 
 
 async def _prompts(translator: Translator, wanted: GenerateRequest) -> tuple[list[Encoded], bool]:

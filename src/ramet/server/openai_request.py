@@ -108,7 +108,7 @@ def accept(
         for prompt in prompts
     ]
     response_id = f"{kind}-{uuid.uuid4().hex}"
-    generations = services.client.submit(prompted, response_id)
+    generations = services.submit(scope, prompted, response_id)
     head = {
         "id": response_id,
         "created": int(time.time()),

@@ -63,7 +63,7 @@ async def create_response(request: Request) -> Response | EventStream:
     encoded = await services.translator.chat(messages, tools=asked.chat_tools(), variables=asked.chat_template_kwargs)
     prompted = prompted_of(scope, encoded, sampling, cache_salt=asked.cache_salt, priority=asked.priority)
     begun = _begun(asked, model, sampling)
-    (generation,) = services.client.submit([prompted], begun.id)
+    (generation,) = services.submit(scope, [prompted], begun.id)
     answer = _Answer(generation, begun, services.translator)
     headers = ignored_header([*unknown, *asked.unserved()])
     if asked.stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -9,12 +10,12 @@ from starlette.types import Scope
 from ramet.config import ServerConfig
 from ramet.core.sampling import SamplingParams
 from ramet.errors import shown
-from ramet.server.client import EngineClient
+from ramet.server.client import EngineClient, Generation, Prompted
 from ramet.server.errors import ApiError
 from ramet.server.metrics import Metrics
 from ramet.server.translate import Translator
 
-__all__ = ["Services", "services_of"]
+__all__ = ["Services", "generations_of", "services_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,24 @@ class Services:
             )
         return asked
 
+    def submit(self, scope: Scope, prompts: Sequence[Prompted], request_id: str) -> list[Generation]:
+        """Send a request's prompts to the engine, as ``EngineClient.submit`` does. Whatever becomes of the request, what is left
+        of them when it is done is aborted: ``generations_of`` knows them from now on.
+        """
+        generations = self.client.submit(prompts, request_id)
+        scope["ramet.generations"] = generations
+        return generations
+
     async def check_grammar(self, sampling: SamplingParams) -> None:
         """Raise ``GrammarError``, before anything is sent, where the engine could not hold an output to what is asked."""
         if sampling.grammar is not None and self.client.ready is not None:
             await self.translator.check_grammar(sampling.grammar, self.client.ready)
+
+
+def generations_of(scope: Scope) -> list[Generation]:
+    """What a request has sent to the engine; nothing, where it did not come so far."""
+    generations: list[Generation] = scope.get("ramet.generations", [])
+    return generations
 
 
 def services_of(scope: Scope) -> Services:

@@ -15,6 +15,7 @@ from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usag
 from ramet.server.client import Generation
 from ramet.server.errors import ApiError, Problem, dialect_of, error_event, log_failure, problem_of
 from ramet.server.gate import request_id_of
+from ramet.server.services import generations_of
 from ramet.server.usage import summed_usage
 
 __all__ = ["DONE", "EventStream", "Piece", "answered", "pieces", "pieces_of", "prompts_of", "sse", "usage_of"]
@@ -101,7 +102,6 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[tuple[in
 
 async def answered(generations: Sequence[Generation], request: Request) -> list[RequestOutput]:
     """Wait until all are finished; where one fails, or the client leaves, the others are aborted. Raises what failed."""
-    request.scope["ramet.generations"] = generations
     watch = asyncio.create_task(_watch(generations, request.receive))
     try:
         return await asyncio.gather(*map(_whole, generations))
@@ -154,7 +154,6 @@ class EventStream:
         self._is_quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["ramet.generations"] = self._generations
         watch = asyncio.create_task(self._watch_and_ping(receive, send))
         try:
             async for event in self._events:
@@ -201,14 +200,13 @@ async def _watch(generations: Sequence[Generation], receive: Receive) -> None:
 
 def usage_of(scope: Scope) -> Usage | None:
     """The tokens of a request whose answer has been told, all its prompts together; None where none came to an engine."""
-    generations: Sequence[Generation] | None = scope.get("ramet.generations")
-    return None if generations is None else summed_usage(generations)
+    generations = generations_of(scope)
+    return summed_usage(generations) if generations else None
 
 
 def prompts_of(scope: Scope) -> list[str]:
     """The prompts of a request as the model was given them: texts, or token ids; none where it did not come to an engine."""
-    generations: Sequence[Generation] = scope.get("ramet.generations", ())
-    outputs = [generation.output for generation in generations]
+    outputs = [generation.output for generation in generations_of(scope)]
     return [str(output.prompt_token_ids) if output.prompt is None else output.prompt for output in outputs]
 
 

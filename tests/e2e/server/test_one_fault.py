@@ -152,3 +152,15 @@ def test_h5_a_stream_that_breaks_between_two_events_tells_so_and_lets_go(server:
     status, told = ask(server, BAD_SEED, stream=True, stage="stream")
     assert (status, told["error"]["code"]) == (500, "internal_error")
     server.until_idle()
+
+
+def test_h5_a_fault_between_the_engine_and_the_first_word_leaves_nothing_running(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise Broken(SECRET)
+
+    monkeypatch.setattr(openai_chat, "_Told", broken)
+    status, told = ask(server, BAD_SEED, stream=True, stage="words")
+    assert (status, told["error"]["code"]) == (500, "internal_error")
+    server.until_idle(2)
