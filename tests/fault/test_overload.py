@@ -52,11 +52,12 @@ def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixt
         print(f"\ncapacity {before:.1f} and {after:.1f} requests a second, asked for {10 * before:.0f}; goodput {goodput:.1f}")
         print(f"{tally.num_equal} answered, {num_refused} refused, in {whole_s:.1f} s; the longest took {wait_s:.1f} s")
         print(watch.report())
-    assert tally.wrong == watch.faults == []
+    assert tally.wrong == watch.faults == watch.unanswered == []
     assert not tally.unwhole
     assert num_refused > (4 * tally.num_equal if FULL else 0)
-    # A place in the queue is worth the time of those before it: the bound is in requests, and so in seconds.
-    assert wait_s < 2 * (RUNNING + WAITING) / min(before, goodput)
+    # A place in the queue is worth the time of those before it, so the bound in requests is one in seconds; a shared machine has
+    # spells of half its speed and less.
+    assert wait_s < 4 * (RUNNING + WAITING) / min(before, goodput)
     assert goodput >= (0.9 if FULL else 0.5) * capacity
 
 

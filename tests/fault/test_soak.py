@@ -45,9 +45,11 @@ def test_h18_a_fault_each_ten_seconds(tmp_path: Path, capsys: pytest.CaptureFixt
             print(f"({tally.num_tokens:,} tokens); left {dict(tally.left)}; told {dict(tally.unwhole)}")
             print(watch.report())
         assert tally.wrong == troubles.faults == watch.faults == []
+        assert len(watch.unanswered) <= 4 * (1 + SECONDS / EVERY_S / len(troubles.all))  # where it has no files left
         assert set(tally.unwhole) <= TOLD
         assert after == before
-        assert watch.rss_slope(of_engine=False) <= max(1.0, 0.5 / hours)  # under half an hour the noise of 0.5 MB is more
+        # Of the second half: the allocator goes on taking a little for a long while. Half an MB is noise, however long it lasts.
+        assert watch.rss_slope(of_engine=False, skipping=0.5) <= max(1.0, 1.0 / hours)
         assert_log_has_no_defect(server)
 
 

@@ -54,11 +54,12 @@ def check_pages(metrics: Mapping[str, float], num_pages: int) -> str | None:
 
 
 class Watch:
-    """Takes a sample each second, until it is left. ``faults`` are accounts that did not hold, and failed looks."""
+    """Takes a sample each second, until it is left. ``faults`` are accounts that did not hold, ``unanswered`` failed looks."""
 
     def __init__(self, server: ServeProcess, *, every_s: float = 1.0) -> None:
         self.samples: list[Sample] = []
         self.faults: list[str] = []
+        self.unanswered: list[str] = []
         self._server = server
         self._every_s = every_s
         self._num_pages = int(json.loads(server.ask("/server_info")[2])["engine"]["num_pages"])
@@ -90,7 +91,7 @@ class Watch:
                 engine = _process_if_there(pid)
             self.samples.append(Sample(time.monotonic(), Process.of(self._server.pid), engine))
         except OSError as error:
-            self.faults.append(f"the server does not answer: {error!r}")
+            self.unanswered.append(repr(error))
 
     # ---- what was seen
 
@@ -122,7 +123,7 @@ class Watch:
                 first, last = (_median([one.rss_bytes for one in some]) / 1e6 for some in _ends(seen))
                 slope = self.rss_slope(of_engine=of_engine)
                 lines.append(
-                    f"{name}: RSS {first:.1f} MB early, {last:.1f} MB late, slope {slope:+.1f} MB/h; "
+                    f"{name}: RSS {first:.1f} MB early, {last:.1f} MB late, slope {slope:+.1f} MB/h ({_course(seen)}); "
                     f"fds at most {max(one.num_fds for one in seen)}, threads at most {max(one.num_threads for one in seen)}"
                 )
         return "\n".join(lines)
@@ -141,6 +142,11 @@ def _ends(seen: Sequence[Process]) -> Iterator[Sequence[Process]]:
     quarter = len(seen) // 4
     yield seen[quarter : 2 * quarter]
     yield seen[-quarter:]
+
+
+def _course(seen: Sequence[Process]) -> str:
+    """Its memory in MB, eight times."""
+    return " ".join(f"{seen[(len(seen) - 1) * i // 7].rss_bytes / 1e6:.1f}" for i in range(8))
 
 
 def slope_mb_per_hour(points: Sequence[tuple[float, float]]) -> float:
