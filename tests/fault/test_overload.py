@@ -20,8 +20,8 @@ from support.serve_process import ServeProcess, serving
 from ramet.server.translate import Translator
 
 FULL = os.environ.get("RAMET_FAULT") == "full"
-SECONDS = float(os.environ.get("RAMET_OVERLOAD_S", "60" if FULL else "3"))
-RUNNING, WAITING = 8, 24
+SECONDS = float(os.environ.get("RAMET_OVERLOAD_S", "60" if FULL else "2"))
+RUNNING, WAITING = (8, 24) if FULL else (4, 6)
 
 
 @pytest.fixture(scope="module")
