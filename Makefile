@@ -38,7 +38,7 @@ exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise c
 	RAMET_EXACT=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
 
 fault: $(VENV)/.dev  ## the faults of the HTTP server in their full size; H8 needs root and ip(8)
-	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server
+	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server tests/fault
 
 bench: $(VENV)/.run
 	$(BIN)/ramet bench cache
