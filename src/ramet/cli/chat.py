@@ -47,25 +47,26 @@ def chat(
     start = [{"role": "system", "content": system}] if system is not None else []
     history = list(start)
     while True:
+        num_before = len(history)
         try:
             line = _ask()
+            if line == "/exit":
+                return
+            if line == "/reset":
+                history = list(start)
+                print("(new conversation)")
+            elif line == "/stats":
+                _show_stats(llm)
+            elif line.startswith("/"):
+                print(_HELP)
+            elif line:
+                _turn(llm, history, line, params)
         except EOFError:
             print()
             return
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # anywhere but in the midst of an answer, which it only stops
+            del history[num_before:]
             print("\n(/exit or Ctrl-D leaves)")
-            continue
-        if line == "/exit":
-            return
-        if line == "/reset":
-            history = list(start)
-            print("(new conversation)")
-        elif line == "/stats":
-            _show_stats(llm)
-        elif line.startswith("/"):
-            print(_HELP)
-        elif line:
-            _turn(llm, history, line, params)
 
 
 def _ask() -> str:
