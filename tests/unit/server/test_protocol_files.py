@@ -64,6 +64,13 @@ def child(max_connections):
             process.kill()
 
 
+def is_calm(server) -> bool:
+    """Whether it takes under a fifth of a core for half a second; a crowd that has just come keeps it busy for a moment."""
+    before, start = server.state(), time.monotonic()
+    time.sleep(0.5)
+    return server.state()[0] - before[0] < 0.2 * (time.monotonic() - start)
+
+
 @pytest.mark.parametrize(
     ("max_connections", "request_", "has_room"),
     [
@@ -81,15 +88,12 @@ def test_a_server_outlives_more_clients_than_it_may_have_files(max_connections, 
             read_until(stream, b"\r\n\r\n")
         crowd = []
         for _ in range(NUM_CLIENTS):
-            client = connect(server.port)
+            client = clients.enter_context(connect(server.port))
             crowd.append(client)
             with contextlib.suppress(ConnectionError):
                 client.sendall(request_)
         assert eventually(lambda: server.state()[1] == has_room)
-        before, start = server.state(), time.monotonic()
-        time.sleep(0.5)
-        after = server.state()
-        assert after[0] - before[0] < 0.2 * (time.monotonic() - start)
+        assert any(is_calm(server) for _ in range(10)), "it spins"
         assert all(b"\r\n19 \r\n" in read_all(stream).data for stream in streams)
         for client in crowd:
             client.close()
