@@ -5,9 +5,18 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(RAMET_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace ramet {
+#if defined(RAMET_AMX)
+namespace amx {
+extern const Ops table;
+}
+#endif
 #if defined(__x86_64__)
 namespace avx512 {
 extern const Ops table;
@@ -26,8 +35,21 @@ extern const Ops table;
 
 namespace {
 
+#if defined(RAMET_AMX)
+// Tiles of int8 and bfloat16, and the kernel's leave to use their registers.
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  return (d & kAll) == kAll && __builtin_cpu_supports("avx512vbmi") &&
+         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+}
+#endif
+
 struct Available {
-  const Ops* tables[4] = {};
+  const Ops* tables[5] = {};
 
   Available() {
     int n = 0;
@@ -36,6 +58,9 @@ struct Available {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512vnni")) {
+#if defined(RAMET_AMX)
+      if (has_amx()) tables[n++] = &amx::table;
+#endif
       tables[n++] = &avx512::table;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables[n++] = &avx2::table;

@@ -104,15 +104,13 @@ void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, fl
 
 void Kernels::linear(const float* x, int64_t rows, const PackedWeight& weight, const float* bias, float* y) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Activations a{rows, weight.k, x, nullptr, nullptr};
+  Activations a{rows, weight.k, x, {}};
   if (weight.has_quantized) {
-    auto* codes = codes_.get<int16_t>(static_cast<size_t>(rows * weight.k));
-    auto* groups = groups_.get<GroupScale>(static_cast<size_t>(rows * weight.k / kGroup));
+    const size_t num = num_codes(rows, weight.k);
+    a.codes = {rows, weight.k, codes_.get<int16_t>(num), groups_.get<GroupScale>(num / kGroup)};
     over_rows(rows, weight.k, [&](int64_t begin, int64_t end, int) {
-      ops_.quantize(x, weight.k, codes, groups, begin, end);
+      for (int64_t row = begin; row < end; ++row) ops_.quantize(x + row * weight.k, a.codes, row);
     });
-    a.codes = codes;
-    a.groups = groups;
   }
   const int64_t grain = (weight.num_panels / (16 * pool_.num_threads()) + 1) * 2;  // panels are done in pairs
   pool_.run(weight.num_panels, grain, [&](int64_t begin, int64_t end, int) {
@@ -121,7 +119,7 @@ void Kernels::linear(const float* x, int64_t rows, const PackedWeight& weight, c
       const int64_t last = std::min(end - part.first_panel, part.matrix.num_panels());
       if (first >= last) continue;
       const float* part_bias = bias == nullptr ? nullptr : bias + part.first_output;
-      ops_.linear(part.matrix, a, part_bias, y + part.first_output, weight.n, first, last);
+      ops_.linear(part.matrix, a, {part_bias, y + part.first_output, weight.n, false}, first, last);
     }
   });
 }
@@ -174,6 +172,7 @@ void Kernels::attention(const float* q, int64_t num_heads, const KV& layer, cons
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto floats = static_cast<size_t>(plan.num_partials * num_heads * partial_floats(layer.head_dim));
   const AttentionArgs args{q,
+                           num_heads * layer.head_dim,
                            out,
                            layer.keys,
                            layer.values,

@@ -66,12 +66,31 @@ struct GroupScale {
   float offset;  // scale * sum of codes: what a weight's minimum is multiplied with
 };
 
-// Rows of activations; codes and groups are null where no quantised matrix is to be multiplied.
+// Rows of activations, rounded. The layout is the instruction set's own and may depend on the number of rows:
+// `quantize` writes it, `linear` reads it.
+struct Codes {
+  int64_t rows, k;
+  int16_t* codes;      // num_codes(rows, k)
+  GroupScale* groups;  // num_codes(rows, k) / 32
+};
+constexpr int64_t kRowTile = 16;  // rows that a matrix unit takes at once
+inline size_t num_codes(int64_t rows, int64_t k) {
+  return static_cast<size_t>((rows + kRowTile - 1) / kRowTile * kRowTile * k);
+}
+
+// Rows of activations; x is not read for quantised matrices, codes for no others.
 struct Activations {
   int64_t rows, k;
-  const float* x;            // [rows][k]
-  const int16_t* codes;      // [rows][k]
-  const GroupScale* groups;  // [rows][k/32]
+  const float* x;  // [rows][k]
+  Codes codes;
+};
+
+// Where a product goes: y = (y, where `adds`) + (product + bias).
+struct Output {
+  const float* bias;  // [n] or null
+  float* y;           // rows `ldy` floats apart
+  int64_t ldy;
+  bool adds;
 };
 
 // A run of queries against one span of keys (or all spans, from the first): rows[0..num_rows) see the same
@@ -89,8 +108,9 @@ struct SplitRow {
 };
 
 struct AttentionArgs {
-  const float* q;  // [T][num_heads][head_dim]
-  float* out;
+  const float* q;  // [T] rows of [num_heads][head_dim], `ldq` floats apart
+  int64_t ldq;
+  float* out;                 // [T][num_heads][head_dim]
   const void *keys, *values;  // [slots][num_kv_heads][head_dim], float32 or bfloat16
   bool is_bf16;
   int64_t num_heads, num_kv_heads, head_dim, page_size;
@@ -110,9 +130,8 @@ inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {  //
 
 struct Ops {
   const char* name;
-  void (*quantize)(const float* x, int64_t k, int16_t* codes, GroupScale* groups, int64_t begin, int64_t end);
-  void (*linear)(const Matrix&, const Activations&, const float* bias, float* y, int64_t ldy,
-                 int64_t panel_begin, int64_t panel_end);
+  void (*quantize)(const float* x, const Codes& to, int64_t row);  // x[k] becomes row `row` of `to`
+  void (*linear)(const Matrix&, const Activations&, const Output&, int64_t panel_begin, int64_t panel_end);
   void (*embed)(const Matrix&, int64_t row, float* y);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
                    int64_t end);
@@ -125,7 +144,7 @@ struct Ops {
   void (*merge)(const AttentionArgs&, const SplitRow&, int64_t head);
 };
 
-// The table called `name` ("avx512", "avx2", "neon", "generic"), or null where it is not built or this
+// The table called `name` ("amx", "avx512", "avx2", "neon", "generic"), or null where it is not built or this
 // machine lacks it.
 const Ops* find_ops(const char* name);
 // All that this machine has, best first; ends with null.

@@ -85,7 +85,7 @@ public:
     }
     for (int64_t i = 0; i < num_queries_; ++i) {
       if (first_partial(i) < 0)
-        write_out(partial(totals_, i), a_.out + head_index(i) * a_.head_dim, a_.head_dim);
+        write_out(partial(totals_, i), a_.out + (row(i) * a_.num_heads + head(i)) * a_.head_dim, a_.head_dim);
     }
   }
 
@@ -93,9 +93,7 @@ private:
   int64_t row(int64_t query) const { return a_.task_rows[task_.first_row + query / group_]; }
   int64_t position(int64_t query) const { return a_.positions[row(query)]; }
   int64_t last_position() const { return position(num_queries_ - 1); }
-  int64_t head_index(int64_t query) const {  // row and head as one index into q and out
-    return row(query) * a_.num_heads + kv_head_ * group_ + query % group_;
-  }
+  int64_t head(int64_t query) const { return kv_head_ * group_ + query % group_; }
   int64_t first_partial(int64_t query) const { return a_.partial_of_row[row(query)]; }
   Partial partial(float* base, int64_t i) const { return {base + i * partial_floats(a_.head_dim), dims_}; }
 
@@ -113,7 +111,7 @@ private:
   void load_queries() {
     const f32x16 scale = set(a_.scale);
     for (int64_t i = 0; i < num_queries_; ++i) {
-      const float* q = a_.q + head_index(i) * a_.head_dim;
+      const float* q = a_.q + row(i) * a_.ldq + head(i) * a_.head_dim;
       for (int64_t d = 0; d < dims_; d += 16) {
         store(queries_ + i * dims_ + d, mul(load_some(q + d, a_.head_dim - d), scale));
       }
@@ -123,7 +121,7 @@ private:
   void finish_span(int64_t i, int64_t span) {
     const Partial done = partial(spans_, i);
     if (first_partial(i) >= 0) {
-      const int64_t at = (first_partial(i) + span) * a_.num_heads + head_index(i) % a_.num_heads;
+      const int64_t at = (first_partial(i) + span) * a_.num_heads + head(i);
       partial(a_.partials, at).copy_from(done);
     } else if (span == 0) {
       partial(totals_, i).copy_from(done);

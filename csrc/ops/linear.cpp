@@ -54,8 +54,8 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
                    f32x16 (&acc)[M][P]) {
   constexpr int kSteps = kGroup / 2 / kParts<F>;
   const int64_t num_groups = a.k / kGroup;
-  const int16_t* x = a.codes + m0 * a.k;
-  const GroupScale* groups = a.groups + m0 * num_groups;
+  const int16_t* x = a.codes.codes + m0 * a.k;
+  const GroupScale* groups = a.codes.groups + m0 * num_groups;
   const uint8_t* scales = panel + code_bytes(F, a.k);
   for (int64_t g = 0; g < num_groups; ++g) {
     dots16 sums[M][P];
@@ -88,12 +88,6 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
   }
 }
 
-struct Output {
-  const float* bias;  // may be null
-  float* y;
-  int64_t ldy;
-};
-
 template <Format F, int M, int P>
 void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
   f32x16 acc[M][P];
@@ -107,8 +101,10 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   for (int p = 0; p < P; ++p) {
     const int64_t n0 = (panel + p) * kPanel, n = w.n - n0;
     for (int m = 0; m < M; ++m) {
-      const f32x16 y = out.bias ? add(acc[m][p], load_some(out.bias + n0, n)) : acc[m][p];
-      store_some(out.y + (m0 + m) * out.ldy + n0, y, n);
+      float* y = out.y + (m0 + m) * out.ldy + n0;
+      f32x16 sum = out.bias ? add(acc[m][p], load_some(out.bias + n0, n)) : acc[m][p];
+      if (out.adds) sum = add(load_some(y, n), sum);
+      store_some(y, sum, n);
     }
   }
 }
@@ -145,9 +141,8 @@ void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t
 
 }  // namespace
 
-void linear(const Matrix& w, const Activations& a, const float* bias, float* y, int64_t ldy,
-            int64_t panel_begin, int64_t panel_end) {
-  const Output out{bias, y, ldy};
+void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin,
+            int64_t panel_end) {
   switch (w.format) {
     case Format::f32:
       return linear_as<Format::f32>(w, a, out, panel_begin, panel_end);

@@ -5,9 +5,8 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-void quantize(const float* x, int64_t k, int16_t* codes, GroupScale* groups, int64_t begin, int64_t end);
-void linear(const Matrix& w, const Activations& a, const float* bias, float* y, int64_t ldy,
-            int64_t panel_begin, int64_t panel_end);
+void quantize(const float* x, const Codes& to, int64_t row);
+void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin, int64_t panel_end);
 void embed(const Matrix& w, int64_t row, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
               int64_t end);

@@ -10,10 +10,12 @@ constexpr float kTiny = 1e-30f;
 
 // By groups of 32: scale = max|x| / kMaxCode, codes half to even. NaN or infinity in a group makes its scale
 // NaN and its codes zero, so that every result of the row is NaN.
-void quantize(const float* x, int64_t k, int16_t* codes, GroupScale* groups, int64_t begin, int64_t end) {
-  const int64_t num_groups = k / kGroup;
+void quantize(const float* x, const Codes& to, int64_t row) {
   constexpr auto kLargest = static_cast<float>(kMaxCode);
-  for (int64_t i = begin * num_groups; i < end * num_groups; ++i) {
+  const int64_t num_groups = to.k / kGroup;
+  int16_t* codes = to.codes + row * to.k;
+  GroupScale* groups = to.groups + row * num_groups;
+  for (int64_t i = 0; i < num_groups; ++i) {
     const f32x16 a = load(x + i * kGroup), b = load(x + i * kGroup + 16), zero = set(0.0f);
     if (reduce_add(fma(a, zero, mul(b, zero))) != 0.0f) {
       std::memset(codes + i * kGroup, 0, kGroup * sizeof(int16_t));

@@ -1,0 +1,39 @@
+// AVX-512 as in avx512.h, with its byte permutes (VBMI), and tile registers of 16 rows of 64 bytes: AMX INT8
+// and BF16.
+#pragma once
+#include "simd/avx512.h"
+
+#define RAMET_TILES
+
+namespace ramet {
+namespace RAMET_ISA {
+
+// What the eight tile registers of this thread hold, from construction to destruction: rows and bytes a row.
+class Tiles {
+public:
+  struct Shape {
+    uint8_t rows;
+    uint16_t row_bytes;
+  };
+
+  explicit Tiles(const Shape (&shapes)[8]) {
+    for (int i = 0; i < 8; ++i) {
+      config_.rows[i] = shapes[i].rows;
+      config_.row_bytes[i] = shapes[i].row_bytes;
+    }
+    asm volatile("ldtilecfg %0" : : "m"(config_));  // GCC's own wrapper forgets that memory is read
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+private:
+  struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config_;
+};
+
+}  // namespace RAMET_ISA
+}  // namespace ramet
