@@ -1,5 +1,5 @@
-// The only file of csrc that knows Python: checks dims, types and bounds, releases the GIL, does no
-// arithmetic.
+// With bind_peaks.cpp the only file of csrc that knows Python: checks dims, types and bounds, releases the
+// GIL, does no arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind_peaks.h"
 #include "kernels.h"
 #include "prefix.h"
 
@@ -263,6 +264,7 @@ NB_MODULE(_native, m) {
         "Index of the sorted key that shares the longest head with `probe`, and its bytes of whole tokens.");
   m.def("isas", &isas, "Instruction sets of this machine that the kernels are built for, best first.");
   m.def("copy_pages", &copy_pages);
+  bind_peaks(m);
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.n, w.k); })
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.num_bytes; });

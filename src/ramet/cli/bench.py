@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ramet.cli.bench_engine import engine
 from ramet.cli.bench_serve import serve
 
 __all__ = ["bench"]
@@ -15,6 +16,7 @@ def bench() -> None:
 
 
 bench.add_command(serve)
+bench.add_command(engine)
 
 
 @bench.command("cache")

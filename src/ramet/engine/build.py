@@ -12,7 +12,7 @@ from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.errors import ConfigError
-from ramet.kernels.backend import Backend
+from ramet.kernels.backend import Backend, PackedWeight
 from ramet.kernels.registry import make_backend
 from ramet.kv.hashed import HashedCache
 from ramet.kv.manager import KVManager
@@ -48,7 +48,10 @@ class TextParts:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """A built engine, its edge's text, and sizes for people: of a page in tokens and bytes, of the kernels' pool in threads."""
+    """A built engine, its edge's text, and what else there is to know of it.
+
+    ``page_bytes`` are of all layers; ``products`` the weights of a step's matrix products, in order.
+    """
 
     engine: Engine
     text: TextParts
@@ -56,7 +59,9 @@ class EngineParts:
     eos_ids: frozenset[int]
     page_size: int
     page_bytes: int
+    kv_dtype: Literal["float32", "bfloat16"]
     backend: Backend
+    products: Mapping[str, PackedWeight]
 
 
 def build_text(checkpoint: Checkpoint) -> TextParts:
@@ -91,7 +96,7 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
         seed=config.seed,
         grammars=NO_GRAMMARS if text.tokenizer is None else make_grammars(text.tokenizer, eos_ids, spec.vocab_size),
     )
-    return EngineParts(engine, text, spec, eos_ids, page_size, page_size * token_bytes, backend)
+    return EngineParts(engine, text, spec, eos_ids, page_size, page_size * token_bytes, kv_dtype, backend, decoder.products)
 
 
 def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int) -> GrammarCompiler:

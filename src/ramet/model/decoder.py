@@ -37,8 +37,9 @@ class _Layer:
     down: PackedWeight
 
     @property
-    def packed(self) -> tuple[PackedWeight, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
+    def packed(self) -> dict[str, PackedWeight]:
+        """By name, in the order in which a step reads them."""
+        return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
 
 
 class Decoder:
@@ -65,8 +66,14 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
-        tables = {id(table): table.nbytes for table in (self._embed, self._head)}
-        return sum(tables.values()) + sum(weight.nbytes for layer in self._layers for weight in layer.packed)
+        looked_up = 0 if self._embed is self._head else self._embed.nbytes
+        return looked_up + sum(weight.nbytes for weight in self.products.values())
+
+    @property
+    def products(self) -> dict[str, PackedWeight]:
+        """The weight of each matrix product of a step, in order: ``layers.0.qkv`` and so on, ``head`` last."""
+        of_layers = {f"layers.{i}.{name}": w for i, layer in enumerate(self._layers) for name, w in layer.packed.items()}
+        return of_layers | {"head": self._head}
 
     def forward(self, batch: Batch, kv_layers: Sequence[KVLayer]) -> Float32:
         """float32[T, hidden]: what the last layer gives for every token, before the final norm.
