@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ramet.kernels.registry import make_backend
 REFERENCE = ReferenceBackend()
 CPUS = [(isa, threads) for isa in _native.isas() for threads in (1, 2)]
 NONE = np.zeros(0, np.int32)
-NO_SAMPLING = RowSampling(*[np.zeros(0, np.float32)] * len(fields(RowSampling)))
+NO_SAMPLING = RowSampling(*[np.zeros(0, np.float32)] * len(RowSampling.__struct_fields__))
 
 
 @pytest.fixture(scope="module", params=[None, *CPUS], ids=lambda p: "reference" if p is None else f"{p[0]}-{p[1]}")

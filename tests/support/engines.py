@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ramet.config import PolicyName, SchedulerConfig
-from ramet.core.batch import Batch
+from ramet.core.batch import Batch, PageCopies
 from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.ports import Grammars
 from ramet.core.request import Request
@@ -23,7 +23,9 @@ from ramet.kv.pool import PagePool
 from ramet.kv.prefix import PrefixCache
 from ramet.kv.radix import RadixCache
 from ramet.runner.fake import FakeRunner, VirtualClock, no_faults
+from ramet.schedule.build import Chunk, build_batch
 from ramet.schedule.policy import make_policy
+from ramet.schedule.sampling_rows import SamplingRows
 from ramet.schedule.scheduler import Scheduler
 
 CACHES: Mapping[str, Callable[[int], PrefixCache]] = {"radix": RadixCache, "hashed": HashedCache, "null": NullCache}
@@ -55,6 +57,11 @@ class Answer:
     def result(self) -> tuple[object, ...]:
         """All that must not depend on what else happened."""
         return self.token_ids, self.logprobs, self.finish_reason, self.stop_token_id
+
+
+def built(step: int, page_size: int, chunks: list[Chunk], copies: PageCopies) -> Batch:
+    """The batch of ``chunks``, their sequences' own sampling parameters in it."""
+    return build_batch(step, page_size, chunks, copies, SamplingRows().of([c.sequence for c in chunks if c.samples], None))
 
 
 def plain(one: TokenLogprobs) -> Logprob:

@@ -46,7 +46,8 @@ class IntBuffer:
         return self._data[start:stop]
 
     def append(self, value: int) -> None:
-        self._reserve(1)
+        if self._size == len(self._data):  # appended to at every token, so the common case costs no call
+            self._reserve(1)
         self._data[self._size] = value
         self._size += 1
 

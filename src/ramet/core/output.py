@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from ramet.core.ids import Float32, Int32, RequestId, SeqId
 from ramet.core.request import FinishReason
 
@@ -46,8 +48,7 @@ class StepOutput:
     errors: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, frozen=True, eq=False):
     """News of one sequence after a step: the first tells that it has begun to run, the last one has ``finish_reason``.
 
     ``logprobs`` go with ``new_token_ids`` one to one when asked for, else empty. ``started_s`` is the engine clock's time at

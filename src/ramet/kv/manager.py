@@ -15,6 +15,9 @@ from ramet.kv.prefix import Match, PartialPage, PrefixCache, PrefixKey
 __all__ = ["KVManager", "KVStats"]
 
 
+_NO_COPIES = PageCopies(*[np.empty(0, np.int32)] * 3)
+
+
 @dataclass(frozen=True, slots=True)
 class KVStats:
     """Pages by owner, cached ones by standing, and totals since the start.
@@ -104,12 +107,16 @@ class KVManager:
         partial = PartialPage(parent.pages[num_whole], num_tail) if num_tail else None
         return self._begin(child, match, partial, 0)
 
+    def covers(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether the page table is long enough for ``num_tokens`` beyond those computed and in flight."""
+        return seq.num_computed_tokens + seq.num_in_flight_tokens + num_tokens <= len(seq.pages) * self.page_size
+
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the page table long enough for ``num_tokens`` beyond those computed and in flight; False if there is no room."""
+        if self.covers(seq, num_tokens):
+            return True
         total = seq.num_computed_tokens + seq.num_in_flight_tokens + num_tokens
         need = self._pages_for(total) - len(seq.pages)
-        if need <= 0:
-            return True
         if seq.lock is None:
             raise OwnershipError(f"sequence {seq.seq_id} was not admitted")
         if not self._make_room(need, 0):
@@ -152,6 +159,8 @@ class KVManager:
 
     def pending_copies(self) -> PageCopies:
         """The queued copies; they stay queued."""
+        if not self._copies:
+            return _NO_COPIES
         rows = np.array(self._copies, np.int32).reshape(-1, 3)
         return PageCopies(rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy())
 

@@ -22,7 +22,9 @@ from ramet.errors import EngineDead, shown
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
 from ramet.schedule.masks import accept_token, fill_masks
+from ramet.schedule.news import News
 from ramet.schedule.policy import Policy, rank
+from ramet.schedule.sampling_rows import SamplingRows
 
 __all__ = ["Scheduler", "SchedulerStats"]
 
@@ -59,8 +61,9 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         # Sequences that wait for another one, to be forked from it once its prompt is computed. All have its tokens.
         self._followers: dict[SeqId, list[Sequence]] = {}
+        self._rows = SamplingRows()
         self._launched: deque[tuple[Batch, list[Chunk], Mapping[int, str]]] = deque()
-        self._news: list[SequenceUpdate] = []
+        self._news = News()
         self._now_s = 0.0
         self._num_steps = self._num_preemptions = 0
         self._num_computed_tokens = self._num_output_tokens = 0
@@ -139,7 +142,7 @@ class Scheduler:
             seq.num_in_flight_tokens = 0
             error = None if seq.is_finished else message
             seq.finish_reason = seq.finish_reason or "error"
-            self._report(seq, error=error)
+            self._news.add(seq, error=error)
         for seq in ended:
             self._free(seq)
 
@@ -153,8 +156,10 @@ class Scheduler:
         if not chunks:
             return None
         self._num_steps += 1
-        masks = fill_masks([chunk.sequence for chunk in chunks if chunk.samples])
-        batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies(), masks)
+        sampled = [chunk.sequence for chunk in chunks if chunk.samples]
+        masks = fill_masks(sampled)
+        sampling = self._rows.of(sampled, masks)
+        batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies(), sampling)
         self._launched.append((batch, chunks, {} if masks is None else masks.errors))
         return batch
 
@@ -168,18 +173,21 @@ class Scheduler:
             visited += 1
             num_behind = len(self._running) - visited  # a token is kept for each, so that no prompt starves a decode
             num_tokens = self._chunk_size(seq, budget - num_behind)
-            books = self._books(seq)
-            try:
-                has_room = num_tokens > 0 and self._make_room(seq, num_tokens)
-            except Exception as error:
-                if self._books(seq) != books:
-                    raise
-                visited -= not seq.num_in_flight_tokens  # it leaves the list
-                self._fail(seq, _own_fault(error))
+            if num_tokens <= 0:
                 continue
-            if has_room:
-                chunks.append(self._launch(seq, num_tokens))
-                budget -= num_tokens
+            if not self._kv.covers(seq, num_tokens):
+                books = self._books(seq)
+                try:
+                    if not self._make_room(seq, num_tokens):
+                        continue
+                except Exception as error:
+                    if self._books(seq) != books:
+                        raise
+                    visited -= not seq.num_in_flight_tokens  # it leaves the list
+                    self._fail(seq, _own_fault(error))
+                    continue
+            chunks.append(self._launch(seq, num_tokens))
+            budget -= num_tokens
         return chunks
 
     def _plan_waiting(self, chunks: list[Chunk]) -> None:
@@ -280,8 +288,7 @@ class Scheduler:
 
     def take_news(self) -> list[SequenceUpdate]:
         """Updates not told yet. Only ends of sequences that were not in flight come outside ``update``."""
-        news, self._news = self._news, []
-        return news
+        return self._news.take()
 
     def _settle(self, chunk: Chunk, output: StepOutput, row: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
         """What one chunk's step means for its sequence; ``row`` is its sampled row, where it has one."""
@@ -315,7 +322,7 @@ class Scheduler:
             return
         self._kv.commit(seq)
         if seq.num_computed_tokens >= seq.num_prompt_tokens and not seq.is_finished:
-            for follower in self._take_followers(seq):
+            for follower in self._take_followers(seq) if self._followers else ():
                 self._branch(follower, seq)
 
     def _append(
@@ -348,36 +355,10 @@ class Scheduler:
             self._tell(seq, **news)
 
     def _tell(self, seq: Sequence, **news: Any) -> None:
-        """Queue news of a sequence (as ``_report`` takes them). The last news lets it go."""
-        self._report(seq, **news)
+        """Queue news of a sequence (as ``News.add`` takes them). The last news lets it go."""
+        self._news.add(seq, **news)
         if seq.is_finished:
             self._let_go(seq)
-
-    def _report(
-        self,
-        seq: Sequence,
-        *,
-        new_token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
-        stop_token_id: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        self._news.append(
-            SequenceUpdate(
-                request_id=seq.request.request_id,
-                seq_id=seq.seq_id,
-                index=seq.index,
-                new_token_ids=new_token_ids,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                num_cached_tokens=seq.num_cached_tokens or 0,
-                started_s=seq.started_s,
-                finish_reason=seq.finish_reason,
-                stop_token_id=stop_token_id,
-                error=error or seq.error,
-            )
-        )
 
     # ---- from list to list
 
@@ -389,7 +370,7 @@ class Scheduler:
     def _start(self, seq: Sequence) -> None:
         if seq.started_s is None:
             seq.started_s = self._now_s
-            self._report(seq)
+            self._news.add(seq)
         seq.state = SequenceState.RUNNING
         insort(self._running, seq, key=rank)
 

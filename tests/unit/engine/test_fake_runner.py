@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 import pytest
-from support.engines import VOCAB_SIZE
+from support.engines import VOCAB_SIZE, built
 
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import IntBuffer
@@ -14,7 +13,7 @@ from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
 from ramet.errors import EngineDead
 from ramet.runner.fake import FakeRunner, StepCost, VirtualClock
-from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.build import Chunk
 
 TOKENS = [10, 11, 12, 13, 14, 15, 16]
 NO_COPIES = PageCopies(*(np.empty(0, np.int32),) * 3)
@@ -38,11 +37,11 @@ def logprobs_of(one: FakeRunner, batch: Batch) -> tuple[float, ...]:
 
 
 def whole(tokens: list[int], pages: list[int]) -> Batch:
-    return build_batch(1, 4, [Chunk(sequence(1, tokens, pages), 0, len(tokens), True)], NO_COPIES)
+    return built(1, 4, [Chunk(sequence(1, tokens, pages), 0, len(tokens), True)], NO_COPIES)
 
 
 def tail(start: int, pages: list[int], copies: PageCopies = NO_COPIES) -> Batch:
-    return build_batch(2, 4, [Chunk(sequence(2, TOKENS, pages), start, len(TOKENS) - start, True)], copies)
+    return built(2, 4, [Chunk(sequence(2, TOKENS, pages), start, len(TOKENS) - start, True)], copies)
 
 
 def copies(*rows: tuple[int, int, int]) -> PageCopies:
@@ -57,7 +56,7 @@ def test_neither_pages_nor_chunks_change_the_answer() -> None:
     assert logprobs_of(runner(), whole(TOKENS, [6, 2])) == COLD
     for cut in range(1, len(TOKENS)):
         one = runner()
-        one.launch(build_batch(1, 4, [Chunk(sequence(1, TOKENS, [3, 5]), 0, cut, False)], NO_COPIES))
+        one.launch(built(1, 4, [Chunk(sequence(1, TOKENS, [3, 5]), 0, cut, False)], NO_COPIES))
         one.collect()
         assert logprobs_of(one, tail(cut, [3, 5])) == COLD
 
@@ -87,12 +86,12 @@ def test_copies_are_done_in_order_before_the_step() -> None:
 
 def test_broken_batches_are_refused() -> None:
     good = tail(0, [0, 1])
-    shared = build_batch(
+    shared = built(
         1, 4, [Chunk(sequence(1, TOKENS, [0, 1]), 0, 7, True), Chunk(sequence(2, TOKENS, [0, 2]), 4, 3, True)], NO_COPIES
     )
     for bad, why in (
-        (replace(good, slots=good.slots[::-1].copy()), "a slot is not"),
-        (replace(good, positions=good.positions + np.int32(1)), "positions"),
+        (msgspec.structs.replace(good, slots=good.slots[::-1].copy()), "a slot is not"),
+        (msgspec.structs.replace(good, positions=good.positions + np.int32(1)), "positions"),
         (shared, "page 0 is written while sequence 2 sees it"),
     ):
         one = runner()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import msgspec
 import numpy as np
 import pytest
@@ -32,7 +30,7 @@ def test_an_update_with_logprobs_arrives_bit_for_bit() -> None:
                 assert array.dtype == expected.dtype
                 assert array.tobytes() == expected.tobytes()
     plain = {"logprobs": (), "prompt_logprobs": ()}
-    assert asdict(found) | plain == asdict(sent) | plain
+    assert msgspec.structs.asdict(found) | plain == msgspec.structs.asdict(sent) | plain
 
 
 def test_an_array_of_another_type_is_not_sent() -> None:

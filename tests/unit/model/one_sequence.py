@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +75,9 @@ class OneSequence:
 
 def _no_rows() -> RowSampling:
     empty = {"seed": np.empty(0, np.uint64), "counter": np.empty(0, np.int64)}
-    for field in fields(RowSampling):
-        if field.name.endswith("_indptr"):
-            empty[field.name] = int32([0])
-        elif field.name not in empty:
-            empty[field.name] = np.empty(0, {"Float32": np.float32, "UInt32": np.uint32}.get(str(field.type), np.int32))
+    for name, kind in RowSampling.__annotations__.items():
+        if name.endswith("_indptr"):
+            empty[name] = int32([0])
+        elif name not in empty:
+            empty[name] = np.empty(0, {"Float32": np.float32, "UInt32": np.uint32}.get(kind, np.int32))
     return RowSampling(**empty)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 from hand_made_batches import PAGE_SIZE, ints, make_batch
@@ -96,7 +95,7 @@ def test_page_copies_come_before_the_step(runner):
     copied = run(runner, make_batch(2, [([8], 2, [4])], copies=PageCopies(ints(6), ints(4), ints(2))))
     assert copied.token_ids[0] == expected_logits([3, 5, 8]).argmax()
     alone = make_batch(3, [([1], 0, [0])], copies=PageCopies(ints(4), ints(7), ints(3)))
-    empty = dataclasses.replace(
+    empty = msgspec.structs.replace(
         alone,
         **{name: ints() for name in ("seq_ids", "context_lens", "token_ids", "positions", "slots", "page_ids", "sample_rows")},
         query_indptr=ints(0),
@@ -227,7 +226,7 @@ def test_a_sound_batch_passes():
 )
 def test_a_batch_that_leaves_its_memory_is_refused_before_anything_is_computed(runner, model, change, message):
     with pytest.raises(EngineDead, match=f"step 1.*{message}"):
-        runner.launch(dataclasses.replace(SOUND, **change))
+        runner.launch(msgspec.structs.replace(SOUND, **change))
     assert model.projected == []
     with pytest.raises(EngineDead):
         runner.collect()

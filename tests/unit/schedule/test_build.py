@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from support.engines import built
 
 from ramet.core.batch import PageCopies
 from ramet.core.ids import IntBuffer
 from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
-from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.build import Chunk
 
 NO_COPIES = PageCopies(*(np.empty(0, np.int32),) * 3)
 
@@ -33,7 +34,7 @@ def test_a_mixed_batch_is_laid_out_row_by_row() -> None:
     chunk = sequence(8, [20, 21, 22, 23, 24, 25], [], [5, 0])
     whole = sequence(9, [30, 31], [], [2, 9])  # a page more than its chunk needs
     chunks = [Chunk(decode, 4, 1, True), Chunk(chunk, 2, 3, False), Chunk(whole, 0, 2, True)]
-    batch = build_batch(11, 4, chunks, NO_COPIES)
+    batch = built(11, 4, chunks, NO_COPIES)
     assert (batch.step, batch.page_size, batch.num_seqs, batch.num_tokens) == (11, 4, 3, 6)
     assert batch.seq_ids.tolist() == [7, 8, 9]
     assert batch.query_indptr.tolist() == [0, 1, 4, 6]
@@ -54,7 +55,7 @@ def test_a_mixed_batch_is_laid_out_row_by_row() -> None:
 
 def test_a_batch_stays_what_it_was_when_its_sequences_change() -> None:
     seq = sequence(1, [5, 6, 7], [], [3])
-    batch = build_batch(1, 4, [Chunk(seq, 0, 3, True)], NO_COPIES)
+    batch = built(1, 4, [Chunk(seq, 0, 3, True)], NO_COPIES)
     seq.pages.replace(0, np.array([9], np.int32))
     seq.tokens.replace(0, np.array([40], np.int32))
     assert (batch.page_ids.tolist(), batch.token_ids.tolist()) == ([3], [5, 6, 7])
@@ -63,7 +64,7 @@ def test_a_batch_stays_what_it_was_when_its_sequences_change() -> None:
 def test_prompt_logprob_rows_stand_before_their_targets() -> None:
     first = sequence(1, [5, 6], [], [3])
     seq = sequence(2, [10, 11, 12, 13, 14, 15], [], [4, 5], prompt_logprobs=2)
-    batch = build_batch(1, 4, [Chunk(first, 0, 2, True), Chunk(seq, 1, 4, False, 3, 3)], NO_COPIES)
+    batch = built(1, 4, [Chunk(first, 0, 2, True), Chunk(seq, 1, 4, False, 3, 3)], NO_COPIES)
     # Rows of seq: position 1 is row 2. Wanted are the tokens at positions 3, 4 and 5, given by positions 2, 3 and 4.
     assert batch.prompt_logprob_rows.tolist() == [3, 4, 5]
     assert batch.prompt_logprob_targets.tolist() == [13, 14, 15]
@@ -78,7 +79,7 @@ def test_sampling_parameters_row_by_row() -> None:
     )  # fmt: skip
     done_with_min = sequence(2, [5, 6], [7, 8], [2], repetition_penalty=1.2, min_tokens=2)
     chunks = [Chunk(plain, 2, 1, True), Chunk(rich, 2, 1, True), Chunk(done_with_min, 3, 1, True)]
-    rows = build_batch(1, 4, chunks, NO_COPIES).sampling
+    rows = built(1, 4, chunks, NO_COPIES).sampling
     assert rows.temperature.tolist() == [0.0, 0.5, 1.0]
     assert rows.top_k.tolist() == [0, 3, 0]
     assert rows.num_logprobs.tolist() == [-1, 4, -1]
@@ -91,6 +92,6 @@ def test_sampling_parameters_row_by_row() -> None:
 
 
 def test_a_batch_may_sample_nothing() -> None:
-    batch = build_batch(1, 4, [Chunk(sequence(1, [5, 6, 7], [], [3]), 0, 2, False)], NO_COPIES)
+    batch = built(1, 4, [Chunk(sequence(1, [5, 6, 7], [], [3]), 0, 2, False)], NO_COPIES)
     assert len(batch.sampling) == 0
     assert batch.sample_rows.dtype == np.int32

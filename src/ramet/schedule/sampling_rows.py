@@ -1,0 +1,95 @@
+"""The sampling parameters of a step's rows, as arrays."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from ramet.core.batch import RowSampling
+from ramet.core.ids import Int32
+from ramet.core.request import Sequence
+from ramet.schedule.build import indptr_of
+from ramet.schedule.masks import TokenMasks
+
+__all__ = ["SamplingRows"]
+
+_NO_INTS: Int32 = np.empty(0, np.int32)
+_NO_FLOATS = np.empty(0, np.float32)
+_NO_MASKS = np.empty((0, 0), np.uint32)
+
+
+class SamplingRows:
+    """Makes a step's ``RowSampling``, from the last one where the same sequences are sampled again: then only the tokens'
+    positions and the masks are new. That is most steps by far, and takes 2 us for one row (a new one 23) and 10 for 64 (130).
+    """
+
+    def __init__(self) -> None:
+        self._seqs: list[Sequence] = []
+        self._rows = _rows_of([])
+        self._is_steady = True
+
+    def of(self, seqs: list[Sequence], masks: TokenMasks | None) -> RowSampling:
+        """Of the sequences whose next token is chosen. ``masks`` are theirs; None where none has a grammar."""
+        if not self._is_steady or seqs != self._seqs:
+            self._seqs, self._rows = seqs, _rows_of(seqs)
+            self._is_steady = not any(_has_penalty(seq) or _is_early(seq) for seq in seqs)
+        counter = np.array([len(seq.tokens) for seq in seqs], np.int64)
+        if masks is None:
+            return msgspec.structs.replace(self._rows, counter=counter)
+        return msgspec.structs.replace(self._rows, counter=counter, mask_indptr=masks.indptr, masks=masks.words)
+
+
+def _rows_of(seqs: list[Sequence]) -> RowSampling:
+    """All but counters and masks."""
+    params = [seq.request.sampling for seq in seqs]
+    histories = [seq.tokens.view() if _has_penalty(seq) else _NO_INTS for seq in seqs]
+    bias_indptr, bias_ids = _ragged([seq.request.bias_ids for seq in seqs])
+    banned_indptr, banned_ids = _ragged([_banned(seq) for seq in seqs])
+    allowed_indptr, allowed_ids = _ragged([seq.request.allowed_ids for seq in seqs])
+    history_indptr, history_ids = _ragged(histories)
+    prompt_lens = [min(seq.num_prompt_tokens, len(h)) for seq, h in zip(seqs, histories, strict=True)]
+    return RowSampling(
+        temperature=np.array([p.temperature for p in params], np.float32),
+        top_p=np.array([p.top_p for p in params], np.float32),
+        top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
+        min_p=np.array([p.min_p for p in params], np.float32),
+        presence_penalty=np.array([p.presence_penalty for p in params], np.float32),
+        frequency_penalty=np.array([p.frequency_penalty for p in params], np.float32),
+        repetition_penalty=np.array([p.repetition_penalty for p in params], np.float32),
+        seed=np.array([seq.request.seed for seq in seqs], np.uint64),
+        sample_index=np.array([seq.index for seq in seqs], np.int32),
+        counter=np.empty(0, np.int64),
+        num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
+        bias_indptr=bias_indptr,
+        bias_ids=bias_ids,
+        bias_values=np.concatenate([seq.request.bias_values for seq in seqs]) if len(bias_ids) else _NO_FLOATS,
+        banned_indptr=banned_indptr,
+        banned_ids=banned_ids,
+        allowed_indptr=allowed_indptr,
+        allowed_ids=allowed_ids,
+        history_indptr=history_indptr,
+        history_ids=history_ids,
+        history_prompt_lens=np.array(prompt_lens, np.int32),
+        mask_indptr=np.zeros(len(seqs) + 1, np.int32),
+        masks=_NO_MASKS,
+    )
+
+
+def _is_early(seq: Sequence) -> bool:
+    """Whatever would end the output may not be chosen before ``min_tokens``."""
+    return seq.num_output_tokens < seq.request.sampling.min_tokens
+
+
+def _banned(seq: Sequence) -> Int32:
+    return np.array(sorted(seq.request.stop_ids), np.int32) if _is_early(seq) else _NO_INTS
+
+
+def _has_penalty(seq: Sequence) -> bool:
+    p = seq.request.sampling
+    return p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1
+
+
+def _ragged(rows: list[Int32]) -> tuple[Int32, Int32]:
+    """CSR of ragged rows: int32[n + 1] offsets, int32 values."""
+    indptr = indptr_of(map(len, rows))
+    return indptr, np.concatenate(rows) if indptr[-1] else _NO_INTS
