@@ -20,6 +20,7 @@ from ramet.kernels.backend import Backend, PackedWeight
 from ramet.model.spec import ModelSpec
 from ramet.runner.kv_tensors import allocate_kv, free_bytes
 from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.sampling_rows import SamplingRows
 
 __all__ = ["ROWS", "KVShape", "Part", "attention_cases", "attention_figure", "attention_work", "product_figures"]
 
@@ -93,7 +94,7 @@ class Part:
             pages[num_shared:] += i * num_own
             seq = Sequence(i, request, tokens=IntBuffer(request.prompt), num_prompt_tokens=self.context, pages=IntBuffer(pages))
             chunks.append(Chunk(seq, self.context - self.rows, self.rows, samples=False))
-        return build_batch(1, _PAGE_SIZE, chunks, _NO_COPIES)
+        return build_batch(1, _PAGE_SIZE, chunks, _NO_COPIES, SamplingRows().of([], None))
 
     def work(self, spec: ModelSpec, kv: KVShape) -> Work:
         """Of all layers together; what sequences share is read once."""
