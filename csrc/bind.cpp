@@ -1,54 +1,33 @@
-// With bind_peaks.cpp the only file of csrc that knows Python: checks dims, types and bounds, releases the
-// GIL, does no arithmetic.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// With the other bind_*.cpp all of csrc that knows Python: checks dims, types and bounds, releases the GIL,
+// does no arithmetic.
+#include "bind.h"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 #include "bind_peaks.h"
 #include "inputs.h"
-#include "kernels.h"
 #include "prefix.h"
-
-namespace nb = nanobind;
+#include "program.h"
 
 namespace ramet {
 namespace {
 
-template <class T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
-using Ids = Array<const int32_t, 1>;
-using Store = nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Loaded = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 void require_below(const Ids& ids, int64_t limit, const char* what) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int32_t id = ids.data()[i];
-    if (id < 0 || id >= limit) {
-      throw std::invalid_argument(std::string(what) + " are from 0 to " + std::to_string(limit - 1) +
-                                  ", not " + std::to_string(id));
-    }
-  }
-}
-
-template <class A>
-int64_t dim(const A& array, size_t i) {
-  return static_cast<int64_t>(array.shape(i));
+  ramet::require_below(ids.data(), dim(ids, 0), limit, what);
 }
 
 template <class Work>
-void without_gil(const Work& work) {
+void without_gil(Kernels& kernels, const Work& work) {
   const nb::gil_scoped_release release;
+  const Kernels::Turn turn(kernels);
   work();
 }
 
@@ -103,8 +82,11 @@ PackedWeight pack(Kernels& self, const std::vector<nb::tuple>& loaded) {
   for (const Part& part : parts)
     require(part.k == parts[0].k, "matrices that are packed together have one K");
   const nb::gil_scoped_release release;
+  const Kernels::Turn turn(self);
   return self.pack(parts);
 }
+
+}  // namespace
 
 KV to_kv(const Store& keys, const Store& values) {
   const bool is_bf16 = keys.dtype() == nb::dtype<uint16_t>();
@@ -115,10 +97,12 @@ KV to_kv(const Store& keys, const Store& values) {
   return {keys.data(), values.data(), is_bf16, dim(keys, 0), dim(keys, 1), dim(keys, 2)};
 }
 
+namespace {
+
 void embed(Kernels& self, const PackedWeight& table, const Ids& ids, const Array<float, 2>& out) {
   require_below(ids, table.n, "token ids");
   require(out.shape(0) == ids.size() && dim(out, 1) == table.k, "out is float32[T, K]");
-  without_gil([&] { self.embed(table, ids.data(), static_cast<int64_t>(ids.size()), out.data()); });
+  without_gil(self, [&] { self.embed(table, ids.data(), static_cast<int64_t>(ids.size()), out.data()); });
 }
 
 void linear(Kernels& self, const Array<const float, 2>& x, const PackedWeight& weight,
@@ -126,7 +110,10 @@ void linear(Kernels& self, const Array<const float, 2>& x, const PackedWeight& w
   require(dim(x, 1) == weight.k, "x is float32[T, K] with the weight's K");
   require(!bias || dim(*bias, 0) == weight.n, "bias is float32[N]");
   require(out.shape(0) == x.shape(0) && dim(out, 1) == weight.n, "out is float32[T, N]");
-  without_gil([&] { self.linear(x.data(), dim(x, 0), weight, bias ? bias->data() : nullptr, out.data()); });
+  without_gil(self, [&] {
+    self.product({x.data(), dim(x, 0), weight.k}, Prologue(), weight,
+                 {bias ? bias->data() : nullptr, out.data(), weight.n, false});
+  });
 }
 
 void rms_norm(Kernels& self, const Floats& x, const Array<const float, 1>& weight, float eps,
@@ -134,18 +121,18 @@ void rms_norm(Kernels& self, const Floats& x, const Array<const float, 1>& weigh
   require(x.ndim() > 0 && x.shape(x.ndim() - 1) == weight.size(), "the last dim of x is the weight's");
   require(x.size() == out.size(), "out is of x's shape");
   const int64_t width = dim(weight, 0), rows = width == 0 ? 0 : static_cast<int64_t>(x.size()) / width;
-  without_gil([&] { self.rms_norm(x.data(), weight.data(), eps, rows, width, out.data()); });
+  without_gil(self, [&] { self.rms_norm(x.data(), weight.data(), eps, rows, width, out.data()); });
 }
 
 void add(Kernels& self, const nb::ndarray<float, nb::c_contig, nb::device::cpu>& x, const Floats& y) {
   require(x.size() == y.size(), "x and y are of one shape");
-  without_gil([&] { self.add(x.data(), y.data(), static_cast<int64_t>(x.size())); });
+  without_gil(self, [&] { self.add(x.data(), y.data(), static_cast<int64_t>(x.size())); });
 }
 
 void silu_mul(Kernels& self, const Array<const float, 2>& gate_up, const Array<float, 2>& out) {
   require(gate_up.shape(0) == out.shape(0) && gate_up.shape(1) == 2 * out.shape(1),
           "gate_up is float32[T, 2 F]");
-  without_gil([&] { self.silu_mul(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
+  without_gil(self, [&] { self.silu_mul(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
 }
 
 void rope(Kernels& self, const Array<float, 3>& x, const Array<const float, 2>& cos,
@@ -154,8 +141,9 @@ void rope(Kernels& self, const Array<float, 3>& x, const Array<const float, 2>& 
           "cos and sin have a row for each row of x");
   require(cos.shape(1) == sin.shape(1) && 2 * cos.shape(1) <= x.shape(2),
           "cos and sin are float32[T, D_rot / 2]");
-  without_gil(
-      [&] { self.rope(x.data(), cos.data(), sin.data(), dim(x, 0), dim(x, 1), dim(x, 2), dim(cos, 1)); });
+  without_gil(self, [&] {
+    self.rope(x.data(), cos.data(), sin.data(), dim(x, 0), dim(x, 1), dim(x, 2), dim(cos, 1));
+  });
 }
 
 void write_kv(Kernels& self, const Store& layer_keys, const Store& layer_values,
@@ -167,7 +155,7 @@ void write_kv(Kernels& self, const Store& layer_keys, const Store& layer_values,
         "keys and values are float32[T, Hkv, D] with a slot for each row");
   }
   require_below(slots, layer.num_slots, "slots");
-  without_gil([&] { self.write_kv(layer, keys.data(), values.data(), slots.data(), dim(slots, 0)); });
+  without_gil(self, [&] { self.write_kv(layer, keys.data(), values.data(), slots.data(), dim(slots, 0)); });
 }
 
 void copy_pages(const std::vector<Store>& stores, const Ids& src, const Ids& dst, const Ids& num_tokens,
@@ -180,18 +168,17 @@ void copy_pages(const std::vector<Store>& stores, const Ids& src, const Ids& dst
     require_below(src, dim(store, 0) / page_size, "pages");
     require_below(dst, dim(store, 0) / page_size, "pages");
   }
-  without_gil([&] {
-    for (const Store& store : stores) {
-      const size_t slot_bytes = store.shape(1) * store.shape(2) * store.itemsize();
-      const size_t page_bytes = static_cast<size_t>(page_size) * slot_bytes;
-      auto* base = static_cast<uint8_t*>(store.data());
-      for (size_t i = 0; i < src.size(); ++i) {
-        std::memmove(base + static_cast<size_t>(dst.data()[i]) * page_bytes,
-                     base + static_cast<size_t>(src.data()[i]) * page_bytes,
-                     static_cast<size_t>(num_tokens.data()[i]) * slot_bytes);
-      }
+  const nb::gil_scoped_release release;
+  for (const Store& store : stores) {
+    const size_t slot_bytes = store.shape(1) * store.shape(2) * store.itemsize();
+    const size_t page_bytes = static_cast<size_t>(page_size) * slot_bytes;
+    auto* base = static_cast<uint8_t*>(store.data());
+    for (size_t i = 0; i < src.size(); ++i) {
+      std::memmove(base + static_cast<size_t>(dst.data()[i]) * page_bytes,
+                   base + static_cast<size_t>(src.data()[i]) * page_bytes,
+                   static_cast<size_t>(num_tokens.data()[i]) * slot_bytes);
     }
-  });
+  }
 }
 
 void make_plan(Plan* self, int64_t page_size, const Ids& query_indptr, const Ids& positions,
@@ -213,7 +200,9 @@ void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys,
           "the head dim is a multiple of 8 up to 256");
   require(plan.num_slots <= layer.num_slots, "the page table names pages beyond the KV pool");
   require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) * q.shape(2), "out is float32[T, Hq * D]");
-  without_gil([&] { self.attention(q.data(), dim(q, 1), layer, plan, scale, out.data()); });
+  without_gil(self, [&] {
+    self.attention({q.data(), dim(q, 0), dim(q, 1) * dim(q, 2)}, dim(q, 1), layer, plan, scale, out.data());
+  });
 }
 
 Ints to_ints(const char* name, const Ids& values) { return {name, values.data(), values.size()}; }
@@ -312,4 +301,5 @@ NB_MODULE(_native, m) {
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("attention", &attention, nb::arg("q").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg(), nb::arg(), nb::arg().noconvert());
+  bind_program(m);
 }

@@ -70,7 +70,6 @@ void pack_panel(const Part& part, int64_t panel, uint8_t* dst) {
 }  // namespace
 
 PackedWeight Kernels::pack(const std::vector<Part>& parts) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   PackedWeight packed;
   for (const Part& part : parts) {
     Matrix m{part.format, part.n, part.k, panel_bytes(part.format, part.k), nullptr};
@@ -86,13 +85,12 @@ PackedWeight Kernels::pack(const std::vector<Part>& parts) {
     packed.k = part.k;
     packed.num_panels += m.num_panels();
     packed.num_bytes += num_bytes;
-    packed.has_quantized |= is_quantized(part.format);
+    (is_quantized(part.format) ? packed.has_quantized : packed.has_dense) = true;
   }
   return packed;
 }
 
 void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, float* y) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   over_rows(n, table.k, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       auto part = table.parts.rbegin();
@@ -102,77 +100,128 @@ void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, fl
   });
 }
 
-void Kernels::linear(const float* x, int64_t rows, const PackedWeight& weight, const float* bias, float* y) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Activations a{rows, weight.k, x, {}};
+Activations Kernels::reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight) {
+  const int64_t k = weight.k;
+  Activations a{rows, k, nullptr, {}};
+  inputs.row.get<float>(static_cast<size_t>(k));
+  if (weight.has_dense) a.x = inputs.rows.get<float>(static_cast<size_t>(rows * k));
   if (weight.has_quantized) {
-    const size_t num = num_codes(rows, weight.k);
-    a.codes = {rows, weight.k, codes_.get<int16_t>(num), groups_.get<GroupScale>(num / kGroup)};
-    over_rows(rows, weight.k, [&](int64_t begin, int64_t end, int) {
-      for (int64_t row = begin; row < end; ++row) ops_.quantize(x + row * weight.k, a.codes, row);
-    });
+    const size_t num = num_codes(rows, k);
+    a.codes = {rows, k, inputs.codes.get<int16_t>(num), inputs.groups.get<GroupScale>(num / kGroup)};
   }
-  const int64_t grain = (weight.num_panels / (16 * pool_.num_threads()) + 1) * 2;  // panels are done in pairs
-  pool_.run(weight.num_panels, grain, [&](int64_t begin, int64_t end, int) {
-    for (const PackedWeight::Stacked& part : weight.parts) {
-      const int64_t first = std::max(begin - part.first_panel, int64_t{0});
-      const int64_t last = std::min(end - part.first_panel, part.matrix.num_panels());
-      if (first >= last) continue;
-      const float* part_bias = bias == nullptr ? nullptr : bias + part.first_output;
-      ops_.linear(part.matrix, a, {part_bias, y + part.first_output, weight.n, false}, first, last);
-    }
+  return a;
+}
+
+// Makes and rounds rows begin to end; `space` has room for one of them.
+void Kernels::prepare(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
+                      const Activations& to, float* space, int64_t begin, int64_t end) {
+  const int64_t k = weight.k;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* made = prologue.apply(ops_, x.x + row * x.ld, k, space);
+    if (weight.has_quantized) ops_.quantize(made, to.codes, row);
+    if (weight.has_dense)
+      std::memcpy(const_cast<float*>(to.x) + row * k, made, static_cast<size_t>(k) * sizeof(float));
+  }
+}
+
+void Kernels::multiply(const PackedWeight& weight, const Activations& a, const Output& to, int64_t begin,
+                       int64_t end) {
+  for (const PackedWeight::Stacked& part : weight.parts) {
+    const int64_t first = std::max(begin - part.first_panel, int64_t{0});
+    const int64_t last = std::min(end - part.first_panel, part.matrix.num_panels());
+    if (first >= last) continue;
+    const float* bias = to.bias == nullptr ? nullptr : to.bias + part.first_output;
+    ops_.linear(part.matrix, a, {bias, to.y + part.first_output, to.ldy, to.adds}, first, last);
+  }
+}
+
+void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to) {
+  constexpr int64_t kGrain = 2;  // panels are done in pairs
+  constexpr int64_t kFew = 2048;
+  if (x.num * weight.k <= kFew) {  // each thread makes the rows for itself: sooner done than shared out
+    for (Inputs& own : own_) reserve(own, x.num, weight);
+    pool_.share(weight.num_panels, kGrain, [&](Pool::Ranges& ranges) {
+      Inputs& own = own_[static_cast<size_t>(ranges.thread)];
+      const Activations a = reserve(own, x.num, weight);
+      prepare(x, prologue, weight, a, own.row.get<float>(static_cast<size_t>(weight.k)), 0, x.num);
+      do multiply(weight, a, to, ranges.begin, ranges.end);
+      while (ranges.next());
+    });
+    return;
+  }
+  for (Inputs& own : own_) own.row.get<float>(static_cast<size_t>(weight.k));
+  const Activations a = reserve(shared_, x.num, weight);
+  over_rows(x.num, weight.k, [&](int64_t begin, int64_t end, int thread) {
+    float* space = own_[static_cast<size_t>(thread)].row.get<float>(static_cast<size_t>(weight.k));
+    prepare(x, prologue, weight, a, space, begin, end);
   });
+  pool_.run(weight.num_panels, kGrain,
+            [&](int64_t begin, int64_t end, int) { multiply(weight, a, to, begin, end); });
 }
 
 void Kernels::rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width,
                        float* y) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   over_rows(rows, width,
             [&](int64_t begin, int64_t end, int) { ops_.rms_norm(x, weight, eps, width, y, begin, end); });
 }
 
 void Kernels::add(float* x, const float* y, int64_t n) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   over_rows(n, 1, [&](int64_t begin, int64_t end, int) { ops_.add(x, y, begin, end); });
 }
 
 void Kernels::silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   over_rows(rows, width,
             [&](int64_t begin, int64_t end, int) { ops_.silu_mul(gate_up, width, y, begin, end); });
 }
 
 void Kernels::rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads,
                    int64_t head_dim, int64_t half) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   over_rows(rows, heads * head_dim, [&](int64_t begin, int64_t end, int) {
     ops_.rope(x, cos, sin, heads, head_dim, half, begin, end);
   });
 }
 
-void Kernels::write_kv(const KV& layer, const float* keys, const float* values, const int32_t* slots,
-                       int64_t n) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+void Kernels::store_kv(const KV& layer, int64_t slot, const float* key, const float* value) {
   const int64_t width = layer.num_heads * layer.head_dim;
-  const auto write = [&](void* store, const float* row, int64_t slot) {
-    if (layer.is_bf16) {
-      ops_.store_bf16(static_cast<uint16_t*>(store) + slot * width, row, width);
-    } else {
-      std::memcpy(static_cast<float*>(store) + slot * width, row, static_cast<size_t>(width) * sizeof(float));
-    }
-  };
-  for (int64_t t = 0; t < n; ++t) {  // in order: of rows that share a slot the last one stays
-    write(layer.keys, keys + t * width, slots[t]);
-    write(layer.values, values + t * width, slots[t]);
+  if (layer.is_bf16) {
+    ops_.store_bf16(static_cast<uint16_t*>(layer.keys) + slot * width, key, width);
+    ops_.store_bf16(static_cast<uint16_t*>(layer.values) + slot * width, value, width);
+  } else {
+    std::memcpy(static_cast<float*>(layer.keys) + slot * width, key, layer.slot_bytes());
+    std::memcpy(static_cast<float*>(layer.values) + slot * width, value, layer.slot_bytes());
   }
 }
 
-void Kernels::attention(const float* q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
+void Kernels::write_kv(const KV& layer, const float* keys, const float* values, const int32_t* slots,
+                       int64_t n) {
+  const int64_t width = layer.num_heads * layer.head_dim;
+  for (int64_t t = 0; t < n; ++t) {  // in order: of rows that share a slot the last one stays
+    store_kv(layer, slots[t], keys + t * width, values + t * width);
+  }
+}
+
+void Kernels::rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const Prologue& q_norm,
+                               const Prologue& k_norm, const Angles& angles, const int32_t* positions,
+                               const KV& layer, const int32_t* slots) {
+  const int64_t dim = heads.head_dim, num_rotated = heads.num_heads + heads.num_kv_heads;
+  over_rows(rows, heads.width(), [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = qkv + t * heads.width();
+      for (int64_t h = 0; h < num_rotated; ++h) {
+        (h < heads.num_heads ? q_norm : k_norm).apply(ops_, row + h * dim, dim, row + h * dim);
+      }
+      const int64_t at = positions[t] * angles.half;
+      ops_.rope(row, angles.cos + at, angles.sin + at, num_rotated, dim, angles.half, 0, 1);
+      store_kv(layer, slots[t], row + heads.num_heads * dim, row + num_rotated * dim);
+    }
+  });
+}
+
+void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
                         float* out) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   const auto floats = static_cast<size_t>(plan.num_partials * num_heads * partial_floats(layer.head_dim));
-  const AttentionArgs args{q,
-                           num_heads * layer.head_dim,
+  const AttentionArgs args{q.x,
+                           q.ld,
                            out,
                            layer.keys,
                            layer.values,

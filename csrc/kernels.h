@@ -7,6 +7,7 @@
 #include "memory.h"
 #include "ops.h"
 #include "plan.h"
+#include "prologue.h"
 #include "threads.h"
 
 namespace ramet {
@@ -32,7 +33,7 @@ struct PackedWeight {
 
   int64_t n = 0, k = 0, num_panels = 0;
   size_t num_bytes = 0;
-  bool has_quantized = false;
+  bool has_quantized = false, has_dense = false;
   std::vector<Stacked> parts;
 };
 
@@ -45,28 +46,77 @@ struct KV {
   size_t slot_bytes() const { return static_cast<size_t>(num_heads * head_dim) * (is_bf16 ? 2 : 4); }
 };
 
-// One call at a time; a second caller waits. Arguments are trusted: bind.cpp checks them.
+// Rows of numbers, `ld` apart.
+struct Rows {
+  const float* x;
+  int64_t num, ld;
+};
+
+struct Heads {
+  int64_t num_heads, num_kv_heads, head_dim;
+
+  int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }  // of a row of q, k and v
+};
+
+// Rotary angles: [num_positions][half] cosines and sines.
+struct Angles {
+  const float *cos, *sin;
+  int64_t num_positions, half;
+};
+
+// Memory for the rows that a product is of.
+struct Inputs {
+  Scratch row, rows, codes, groups;
+};
+
+// One call at a time: whoever calls has a Turn. Arguments are trusted: the bindings check them.
 class Kernels {
 public:
   Kernels(const Ops& ops, int num_threads)
-      : ops_(ops), pool_(num_threads), attention_(static_cast<size_t>(num_threads)) {}
+      : ops_(ops),
+        pool_(num_threads),
+        attention_(static_cast<size_t>(num_threads)),
+        own_(static_cast<size_t>(num_threads)) {}
+
+  // While it lives no other thread computes here, and the workers stay awake.
+  class Turn {
+  public:
+    explicit Turn(Kernels& kernels) : lock_(kernels.mutex_), engagement_(kernels.pool_) {}
+
+  private:
+    const std::lock_guard<std::mutex> lock_;
+    const Pool::Engagement engagement_;
+  };
 
   const Ops& ops() const { return ops_; }
   int num_threads() const { return pool_.num_threads(); }
 
   PackedWeight pack(const std::vector<Part>& parts);
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float* y);
-  void linear(const float* x, int64_t rows, const PackedWeight& weight, const float* bias, float* y);
+  // What the prologue makes of x, times the weight.
+  void product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to);
   void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* y);
   void add(float* x, const float* y, int64_t n);
   void silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
   void rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t head_dim,
             int64_t half);
   void write_kv(const KV& layer, const float* keys, const float* values, const int32_t* slots, int64_t n);
-  void attention(const float* q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
+  // Rows of q, k and v, `heads.width()` apart: norms and rotates heads of q and k in place, then stores k and
+  // v. No two rows have one slot.
+  void rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const Prologue& q_norm,
+                        const Prologue& k_norm, const Angles& angles, const int32_t* positions,
+                        const KV& layer, const int32_t* slots);
+  void attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
                  float* out);
 
 private:
+  Activations reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight);
+  void prepare(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Activations& to,
+               float* space, int64_t begin, int64_t end);
+  void multiply(const PackedWeight& weight, const Activations& a, const Output& to, int64_t begin,
+                int64_t end);
+  void store_kv(const KV& layer, int64_t slot, const float* key, const float* value);
+
   // Rows of `width` numbers; a few of them are not worth a second thread.
   template <class Work>
   void over_rows(int64_t rows, int64_t width, const Work& work) {
@@ -79,8 +129,10 @@ private:
   const Ops& ops_;
   Pool pool_;
   std::mutex mutex_;
-  Scratch codes_, groups_, partials_;
+  Scratch partials_;
   std::vector<Scratch> attention_;  // one a thread
+  std::vector<Inputs> own_;         // one a thread
+  Inputs shared_;
 };
 
 }  // namespace ramet

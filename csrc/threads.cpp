@@ -2,14 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace ramet {
 namespace {
 
-constexpr int kPausesPerLook = 16;
-constexpr int kLooksBeforeYield = 1000;
-constexpr auto kSpin = std::chrono::microseconds(50);  // the gap between two kernels of a decode step
+constexpr int kLooksBeforeYield = 20'000;  // about a millisecond
+constexpr int kPausesPerIdleLook = 16;
+constexpr auto kIdle = std::chrono::microseconds(50);  // between two series of jobs
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -19,9 +20,18 @@ void pause_briefly() {
 #endif
 }
 
+// Waits a moment; longer where it has been many, as when there are more threads than free cores.
+void wait_for_another(int looks) {
+  if (looks < kLooksBeforeYield) {
+    pause_briefly();
+  } else {
+    std::this_thread::yield();
+  }
+}
+
 }  // namespace
 
-Pool::Pool(int num_threads) : owner_(getpid()) {
+Pool::Pool(int num_threads) : owner_(getpid()), runs_(static_cast<size_t>(num_threads)) {
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { serve(i); });
   } catch (...) {
@@ -48,70 +58,95 @@ void Pool::end() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void Pool::run_job(const Job& job) {
-  if (getpid() != owner_) {
-    job.call(job.work, 0, job.n, 0);
-    return;
-  }
-  job_ = job;
-  next_.store(0);
-  const uint64_t turn = (gate_.load() >> 17) + 1;
-  gate_.store(turn << 17 | kOpen);
+void Pool::engage() {
+  is_forked_ = getpid() != owner_;
+  if (is_forked_) return;
+  engaged_.store(true);  // before the look at the sleepers, as they look at it after they are counted
   if (num_asleep_.load() > 0) {
-    const std::lock_guard<std::mutex> lock(
-        bed_->mutex);  // a worker is asleep, or has not yet looked at the gate
+    const std::lock_guard<std::mutex> lock(bed_->mutex);  // one that is counted may not sleep yet
     bed_->wake.notify_all();
   }
-  take_ranges(0);
-  gate_.fetch_and(~kOpen);
-  for (int looks = 0; (gate_.load() & kInside) != 0; ++looks) {
-    if (looks < kLooksBeforeYield) {
-      pause_briefly();
-    } else {
-      std::this_thread::yield();  // more threads than free cores: let the one inside finish
-    }
+}
+
+void Pool::run_job(int64_t n, int64_t grain, const void* work, Call call) {
+  const Engagement engagement(*this);
+  if (is_forked_) {
+    Ranges all(n);
+    call(work, all);
+    return;
+  }
+  const auto num_threads = static_cast<int64_t>(runs_.size());
+  const int64_t grains = (n + grain - 1) / grain;
+  const auto first_of = [&](int64_t thread) { return std::min(grains * thread / num_threads * grain, n); };
+  for (int64_t t = num_threads; t-- > 0;) {
+    Run& run = runs_[static_cast<size_t>(t)];
+    run.grain.store(grain, std::memory_order_relaxed);
+    run.end = first_of(t + 1);
+    run.work = work;
+    run.call = call;
+    run.state.store(static_cast<uint64_t>(run.end - first_of(t)), std::memory_order_release);
+  }
+  Ranges ranges(*this, 0);
+  if (ranges.next()) call(work, ranges);
+  for (size_t t = 1; t < runs_.size(); ++t) {
+    for (int looks = 0; runs_[t].state.load(std::memory_order_acquire) != 0; ++looks) wait_for_another(looks);
   }
 }
 
-void Pool::take_ranges(int thread) {
+// A quarter of what is left of a run, whole grains, from its front; sets `mark` in its state. A thread that
+// has taken something holds up the end of the job until it is done, so what it then reads of the run stays.
+bool Pool::take(Run& run, uint64_t mark, Ranges& into) {
+  uint64_t state = run.state.load(std::memory_order_relaxed);
   for (;;) {
-    const int64_t begin = next_.fetch_add(job_.grain);
-    if (begin >= job_.n) return;
-    const int64_t end = begin + job_.grain < job_.n ? begin + job_.grain : job_.n;
-    job_.call(job_.work, begin, end, thread);
-  }
-}
-
-// Enters the job where one is open that this worker has not seen.
-bool Pool::join(uint64_t& seen) {
-  uint64_t gate = gate_.load();
-  while ((gate & kOpen) != 0 && gate >> 17 != seen) {
-    if (gate_.compare_exchange_weak(gate, gate + 1)) {
-      seen = gate >> 17;
+    const auto left = static_cast<int64_t>(state & ~kInside);
+    if (left == 0) return false;
+    const int64_t grain = run.grain.load(std::memory_order_relaxed);
+    const int64_t num = std::min(left, std::max<int64_t>(1, (left / 4 + grain - 1) / grain) * grain);
+    if (run.state.compare_exchange_weak(state, (state - static_cast<uint64_t>(num)) | mark,
+                                        std::memory_order_acq_rel, std::memory_order_relaxed)) {
+      into.begin = run.end - left;
+      into.end = into.begin + num;
       return true;
     }
+  }
+}
+
+bool Pool::Ranges::next() {
+  if (pool_ == nullptr) return false;
+  const size_t own = static_cast<size_t>(thread), num = pool_->runs_.size();
+  for (size_t i = 0; i < num; ++i) {
+    if (take(pool_->runs_[(own + i) % num], 0, *this)) return true;
   }
   return false;
 }
 
 void Pool::serve(int thread) {
-  uint64_t seen = 0;
   while (!stop_.load()) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    bool joined = join(seen);
-    while (!joined && !stop_.load() && std::chrono::steady_clock::now() < deadline) {
-      for (int i = 0; i < kPausesPerLook; ++i) pause_briefly();
-      joined = join(seen);
+    const auto deadline = std::chrono::steady_clock::now() + kIdle;
+    while (!is_wanted() && std::chrono::steady_clock::now() < deadline) {
+      for (int i = 0; i < kPausesPerIdleLook; ++i) pause_briefly();
     }
-    if (!joined) {
+    if (!is_wanted()) {
       std::unique_lock<std::mutex> lock(bed_->mutex);
       num_asleep_.fetch_add(1);
-      bed_->wake.wait(lock, [&] { return stop_.load() || (joined = join(seen)); });
+      bed_->wake.wait(lock, [&] { return is_wanted(); });
       num_asleep_.fetch_sub(1);
     }
-    if (joined) {
-      take_ranges(thread);
-      gate_.fetch_sub(1);
+    attend(thread);
+  }
+}
+
+// Joins jobs as long as the caller is engaged. To join is to take of one's own run.
+void Pool::attend(int thread) {
+  Run& own = runs_[static_cast<size_t>(thread)];
+  Ranges ranges(*this, thread);
+  for (int looks = 0; engaged_.load(std::memory_order_acquire); ++looks) {
+    if (take(own, kInside, ranges)) {
+      own.call(own.work, ranges);
+      own.state.fetch_and(~kInside, std::memory_order_release);
+      looks = 0;
+    } else {
+      wait_for_another(looks);
     }
   }
 }

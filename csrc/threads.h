@@ -12,51 +12,106 @@ namespace ramet {
 
 // Not to be shared by two callers at a time. After a fork() the child's pool has no workers, and the caller
 // does it all.
+//
+// A job's items are dealt out as one run of neighbours for each thread. A thread takes a quarter of what is
+// left of its own run at a time, so that it reads straight on, and when that is gone, quarters of the
+// others'.
 class Pool {
+  struct Run;
+
 public:
   explicit Pool(int num_threads);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const { return static_cast<int>(runs_.size()); }
 
-  // Calls work(begin, end, thread) on ranges of at most `grain` items that together are 0..n, each item once.
+  // Keeps the workers awake between jobs: they look for the next one all the time. For a series of jobs with
+  // little between them; may be nested.
+  class Engagement {
+  public:
+    explicit Engagement(Pool& pool) : pool_(pool) {
+      if (pool_.depth_++ == 0) pool_.engage();
+    }
+    ~Engagement() {
+      if (--pool_.depth_ == 0) pool_.engaged_.store(false, std::memory_order_release);
+    }
+    Engagement(const Engagement&) = delete;
+    Engagement& operator=(const Engagement&) = delete;
+
+  private:
+    Pool& pool_;
+  };
+
+  // The ranges [begin, end) of a job that one thread gets, one after another. The first is already there.
+  class Ranges {
+  public:
+    int64_t begin, end;
+    const int thread;
+
+    bool next();
+
+  private:
+    friend class Pool;
+    Ranges(Pool& pool, int t) : begin(0), end(0), thread(t), pool_(&pool) {}
+    Ranges(int64_t n) : begin(0), end(n), thread(0), pool_(nullptr) {}
+
+    Pool* pool_;
+  };
+
+  // Calls work(Ranges&) once in each thread that joins; all their ranges together are 0..n, each item once,
+  // in multiples of `grain` but for the last. No more than `grain` items are done by the caller alone.
   template <class Work>
-  void run(int64_t n, int64_t grain, const Work& work) {
-    if (workers_.empty() || n <= grain) {
-      if (n > 0) work(int64_t{0}, n, 0);
+  void share(int64_t n, int64_t grain, const Work& work) {
+    if (n <= 0) return;
+    if (runs_.size() == 1 || n <= grain) {
+      Ranges all(n);
+      work(all);
       return;
     }
-    run_job({n, grain, &work, [](const void* w, int64_t begin, int64_t end, int thread) {
-               (*static_cast<const Work*>(w))(begin, end, thread);
-             }});
+    run_job(n, grain, &work, [](const void* w, Ranges& ranges) { (*static_cast<const Work*>(w))(ranges); });
+  }
+
+  // Calls work(begin, end, thread) on such ranges.
+  template <class Work>
+  void run(int64_t n, int64_t grain, const Work& work) {
+    share(n, grain, [&](Ranges& ranges) {
+      do work(ranges.begin, ranges.end, ranges.thread);
+      while (ranges.next());
+    });
   }
 
 private:
-  struct Job {
-    int64_t n, grain;
-    const void* work;
-    void (*call)(const void* work, int64_t begin, int64_t end, int thread);
-  };
+  using Call = void (*)(const void* work, Ranges& ranges);
 
-  void run_job(const Job& job);
-  void take_ranges(int thread);
-  bool join(uint64_t& seen);
+  // What one thread is dealt. All but `state` is written while `state` is 0 and read by those who have taken
+  // items, so the caller never writes what another still reads.
+  struct alignas(64) Run {
+    std::atomic<uint64_t> state{0};  // items left, and kInside while its thread, a worker, is at work
+    std::atomic<int64_t> grain{1};
+    int64_t end = 0;
+    const void* work = nullptr;
+    Call call = nullptr;
+  };
+  static constexpr uint64_t kInside = uint64_t{1} << 63;
+
+  void run_job(int64_t n, int64_t grain, const void* work, Call call);
+  static bool take(Run& run, uint64_t mark, Ranges& into);
+  void engage();
+  bool is_wanted() const { return engaged_.load() || stop_.load(); }
   void serve(int thread);
+  void attend(int thread);
   void end();
 
-  // gate_ = turn << 17 | open << 16 | workers inside. A worker joins only while it is open, and the caller,
-  // having closed it, waits only for those inside.
-  static constexpr uint64_t kOpen = uint64_t{1} << 16, kInside = kOpen - 1;
-
   const int owner_;  // process id
-  Job job_{};
-  alignas(64) std::atomic<uint64_t> gate_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<bool> stop_{false};
+  int depth_ = 0;
+  bool is_forked_ = false;
+  alignas(64) std::atomic<bool> engaged_{false};
+  std::atomic<bool> stop_{false};
   std::atomic<int> num_asleep_{0};
-  struct Bed {  // where workers sleep
+  std::vector<Run> runs_;  // one a thread, the caller's first
+  struct Bed {             // where workers sleep
     std::mutex mutex;
     std::condition_variable wake;
   };

@@ -110,11 +110,11 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   }
   const std::string what =
       std::string(kernels.ops().name) + " linear " + std::to_string(static_cast<int>(format));
-  kernels.linear(x.data(), rows, packed, bias.data(), got.data());
+  kernels.product({x.data(), rows, k}, Prologue(), packed, {bias.data(), got.data(), width, false});
   expect_near(got, want, 1e-4f * static_cast<float>(k), what);
   std::vector<float> row(static_cast<size_t>(width));
   for (int64_t t = 0; t < rows; ++t) {
-    kernels.linear(x.data() + t * k, 1, packed, bias.data(), row.data());
+    kernels.product({x.data() + t * k, 1, k}, Prologue(), packed, {bias.data(), row.data(), width, false});
     expect(std::memcmp(row.data(), got.data() + t * width, row.size() * 4) == 0,
            what + ": a row alone has other bits");
   }
@@ -158,7 +158,7 @@ void check_attention(Kernels& kernels, bool is_bf16, int64_t head_dim, int64_t p
   std::vector<float> got(q.size()), want(q.size());
   const Plan plan({rows, 3, static_cast<int64_t>(page_ids.size()), page_size, query_indptr.data(),
                    positions.data(), page_indptr.data(), page_ids.data()});
-  kernels.attention(q.data(), num_heads, layer, plan, 0.5f, got.data());
+  kernels.attention({q.data(), rows, num_heads * head_dim}, num_heads, layer, plan, 0.5f, got.data());
   for (size_t b = 0; b < lengths.size(); ++b) {
     for (int32_t t = query_indptr[b]; t < query_indptr[b + 1]; ++t) {
       for (int64_t h = 0; h < num_heads; ++h) {

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32
+
+if TYPE_CHECKING:
+    from ramet.kernels.program import CompiledProgram, Program
 
 __all__ = ["ATTENTION_BLOCK", "GROUP", "AttentionPlan", "Backend", "KVLayer", "PackedWeight", "Weight", "WeightFormat"]
 
@@ -94,6 +97,13 @@ class Backend(Protocol):
         """Stack matrices of equal K along N (q, k and v; gate and up) and lay them out for ``linear`` and ``embed``.
 
         Parts may differ in format. Raises ``ValueError`` where K differs or a quantised K is no multiple of 32.
+        """
+        ...
+
+    def compile(self, program: Program) -> CompiledProgram:
+        """Make a program ready to be run; it keeps what its steps point to. It gives the bits of the operations below, composed.
+
+        Raises ``ValueError`` where the steps do not fit together.
         """
         ...
 

@@ -13,6 +13,8 @@ from ramet import _native
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Weight
+from ramet.kernels.cpu_program import CpuProgram
+from ramet.kernels.program import Program
 
 __all__ = ["CpuBackend", "default_threads"]
 
@@ -60,6 +62,9 @@ class CpuBackend:
 
     def pack(self, parts: Sequence[Weight]) -> PackedWeight:
         return self._kernels.pack([(p.format, p.data, p.scales, p.mins) for p in parts])
+
+    def compile(self, program: Program) -> CpuProgram:
+        return CpuProgram(self._kernels, program)
 
     def embed(self, table: PackedWeight, token_ids: Int32) -> Float32:
         out: Float32 = np.empty((len(token_ids), table.shape[1]), np.float32)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer, PackedWeight, Weight
+from ramet.kernels.composed import ComposedProgram
+from ramet.kernels.program import Program
 
 __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
 
@@ -91,6 +93,9 @@ class ReferenceBackend:
     def pack(self, parts: Sequence[Weight]) -> PackedWeight:
         check_parts(parts)
         return _ReferenceWeight(tuple(parts))
+
+    def compile(self, program: Program) -> ComposedProgram:
+        return ComposedProgram(self, program)
 
     def embed(self, table: PackedWeight, token_ids: Int32) -> Float32:
         num_outputs, _ = table.shape

@@ -54,11 +54,11 @@ class RopeTable:
         self._cos: Float32 = np.empty((0, len(self._inverse)), np.float32)
         self._sin: Float32 = np.empty((0, len(self._inverse)), np.float32)
 
-    def rows(self, positions: Int32) -> tuple[Float32, Float32]:
-        """(cos, sin), each float32[T, dim / 2], of non-negative positions int32[T]."""
+    def reaching(self, positions: Int32) -> tuple[Float32, Float32]:
+        """(cos, sin), each float32[P, dim / 2] for positions 0 to P - 1, which are all of the non-negative int32[T] and more."""
         if len(positions):
             self._reach(int(positions.max()))
-        return self._cos[positions], self._sin[positions]
+        return self._cos, self._sin
 
     def _reach(self, position: int) -> None:
         have, need = len(self._cos) // _BLOCK, position // _BLOCK + 1

@@ -25,8 +25,8 @@ _NO_IDS = np.empty(0, np.int32)
 class Model(Protocol):
     """What the runner needs of a decoder."""
 
-    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer]) -> Float32:
-        """Write the batch's keys and values; give the hidden rows before the final norm, float32[T, H]."""
+    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32) -> Float32:
+        """Write the batch's keys and values; give these rows as they are before the final norm, float32[len(rows), H]."""
         ...
 
     def logits(self, hidden: Float32) -> Float32:
@@ -71,10 +71,12 @@ class LocalRunner:
             self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
         if batch.num_tokens == 0:
             return StepOutput(batch.step, _NO_IDS, (), (), {})
-        hidden = self._decoder.forward(batch, self._kv_layers)
-        prompt_logprobs = tuple(self._prompt_logprobs(hidden, batch))
+        wanted = np.concatenate([batch.prompt_logprob_rows, batch.sample_rows])
+        hidden = self._decoder.forward(batch, self._kv_layers, wanted)
+        num_prompt_rows = len(batch.prompt_logprob_rows)
+        prompt_logprobs = tuple(self._prompt_logprobs(hidden[:num_prompt_rows], batch))
         choices = [
-            choice for logits, rows in self._logits(hidden, batch.sample_rows) for choice in sample(logits, batch.sampling, rows)
+            choice for logits, rows in self._logits(hidden[num_prompt_rows:]) for choice in sample(logits, batch.sampling, rows)
         ]
         return StepOutput(
             step=batch.step,
@@ -84,15 +86,15 @@ class LocalRunner:
             errors={row: choice.error for row, choice in enumerate(choices) if choice.error is not None},
         )
 
-    def _logits(self, hidden: Float32, rows: Int32) -> Iterator[tuple[Float32, range]]:
-        """Logits of the wanted hidden rows alone, a slab at a time, with their places in ``rows``."""
-        for start in range(0, len(rows), _SLAB_ROWS):
-            places = range(start, min(start + _SLAB_ROWS, len(rows)))
-            yield self._decoder.logits(hidden[rows[places.start : places.stop]]), places
+    def _logits(self, hidden: Float32) -> Iterator[tuple[Float32, range]]:
+        """Logits of hidden rows, a slab at a time, with their places among the rows."""
+        for start in range(0, len(hidden), _SLAB_ROWS):
+            places = range(start, min(start + _SLAB_ROWS, len(hidden)))
+            yield self._decoder.logits(hidden[places.start : places.stop]), places
 
     def _prompt_logprobs(self, hidden: Float32, batch: Batch) -> Iterator[TokenLogprobs]:
         """A row whose logits are not finite gives NaN and no best tokens: its sequence fails when it is sampled."""
-        for logits, places in self._logits(hidden, batch.prompt_logprob_rows):
+        for logits, places in self._logits(hidden):
             for row, place in zip(logits, places, strict=True):
                 target, num_best = int(batch.prompt_logprob_targets[place]), int(batch.prompt_logprob_k[place])
                 if np.isfinite(row).all():

@@ -36,7 +36,7 @@ class OneSequence:
 
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """float32[len(tokens), V]"""
-        hidden = self.decoder.forward(self._batch(int32(tokens)), self.layers)
+        hidden = self.decoder.forward(self._batch(int32(tokens)), self.layers, int32(range(len(tokens))))
         self.length += len(tokens)
         return self.decoder.logits(hidden)
 

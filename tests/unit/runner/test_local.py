@@ -27,7 +27,7 @@ class SumModel:
         self.projected: list[np.ndarray] = []
         self.spoil: set[int] = set()  # token ids whose hidden rows are not finite
 
-    def forward(self, batch, kv_layers):
+    def forward(self, batch, kv_layers, rows):
         keys = kv_layers[0].keys[:, 0, 0]
         keys[batch.slots] = batch.token_ids
         hidden = np.empty((batch.num_tokens, 4), np.float32)
@@ -39,7 +39,7 @@ class SumModel:
                 hidden[row] = np.sin(np.arange(1, 5) * (seen * np.arange(1, len(seen) + 1)).sum())
                 if int(batch.token_ids[row]) in self.spoil:
                     hidden[row] = np.nan
-        return hidden
+        return hidden[rows]
 
     def logits(self, hidden):
         self.projected.append(hidden)
@@ -175,7 +175,7 @@ def test_a_prompt_row_that_is_not_finite_is_nan(runner, model):
 
 
 def test_a_model_that_raises_ends_the_engine_with_a_reason(runner, model, monkeypatch):
-    def broken(batch, kv_layers):
+    def broken(batch, kv_layers, rows):
         raise ValueError("K differs")
 
     monkeypatch.setattr(model, "forward", broken)

@@ -1,0 +1,31 @@
+// What the files that know Python share.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace ramet {
+
+namespace nb = nanobind;
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Ids = Array<const int32_t, 1>;
+using Store = nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+inline void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <class A>
+int64_t dim(const A& array, size_t i) {
+  return static_cast<int64_t>(array.shape(i));
+}
+
+KV to_kv(const Store& keys, const Store& values);
+void bind_program(nb::module_& m);
+
+}  // namespace ramet

@@ -1,0 +1,130 @@
+// Programs as Python sees them.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "bind.h"
+#include "steps.h"
+
+namespace ramet {
+namespace {
+
+using Vector = Array<const float, 1>;
+
+std::vector<float> copied(const std::optional<Vector>& values) {
+  if (!values) return {};
+  return {values->data(), values->data() + values->size()};
+}
+
+void make_rms_norm(RmsNorm* self, const Vector& weight, float eps) {
+  new (self) RmsNorm(copied(weight), eps);
+}
+
+// The KV memory of all layers, checked once.
+struct Layers {
+  std::vector<KV> kv;
+};
+
+void make_layers(Layers* self, const std::vector<std::pair<Store, Store>>& stores) {
+  Layers layers;
+  for (const auto& [keys, values] : stores) layers.kv.push_back(to_kv(keys, values));
+  new (self) Layers(std::move(layers));
+}
+
+// A step as its name and arguments; what it points to is kept by the caller.
+std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>& widths) {
+  const auto name = nb::cast<std::string>(given[0]);
+  const auto id = [&](size_t i) { return nb::cast<int>(given[i]); };
+  const auto heads = [&](size_t i) {
+    const auto [num_heads, num_kv_heads, head_dim] = nb::cast<std::tuple<int, int, int>>(given[i]);
+    return Heads{num_heads, num_kv_heads, head_dim};
+  };
+  const auto prologue = [&](size_t i) -> const Prologue& { return nb::cast<const Prologue&>(given[i]); };
+  const auto weight = [&](size_t i) -> const PackedWeight& {
+    return nb::cast<const PackedWeight&>(given[i]);
+  };
+  const auto product = [&]() -> Product {
+    return {prologue(2), weight(3), copied(nb::cast<std::optional<Vector>>(given[4]))};
+  };
+  if (name == "embed") return std::make_unique<Embed>(weight(1), id(2));
+  if (name == "load") return std::make_unique<Load>(widths.at(static_cast<size_t>(id(1))), id(1));
+  if (name == "project") return std::make_unique<Project>(id(1), product(), id(5));
+  if (name == "project_add") return std::make_unique<ProjectAdd>(id(1), product(), id(5));
+  if (name == "rotate_and_store") {
+    return std::make_unique<RotateAndStore>(id(1), heads(2), prologue(3), prologue(4),
+                                            nb::cast<size_t>(given[5]));
+  }
+  if (name == "attend") {
+    return std::make_unique<Attend>(id(1), heads(2), nb::cast<float>(given[3]), nb::cast<size_t>(given[4]),
+                                    id(5));
+  }
+  if (name == "take_rows") return std::make_unique<TakeRows>(id(1), id(2));
+  throw std::invalid_argument("unknown step " + name);
+}
+
+void make_program(Program* self, const std::vector<int64_t>& widths, const nb::tuple& given, int result) {
+  std::vector<std::unique_ptr<Step>> steps;
+  for (const nb::handle step : given) steps.push_back(to_step(nb::cast<nb::tuple>(step), widths));
+  new (self) Program(widths, std::move(steps), result);
+}
+
+void run(Program& self, Kernels& kernels, const Feed& feed, const Array<float, 2>& out) {
+  self.check(feed);
+  require(dim(out, 0) == self.num_results(feed) && dim(out, 1) == self.result_width(),
+          "out has the rows and the width of the result");
+  const nb::gil_scoped_release release;
+  const Kernels::Turn turn(kernels);
+  self.run(kernels, feed, out.data());
+}
+
+void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids& slots, const Ids& wanted,
+                const Array<const float, 2>& cos, const Array<const float, 2>& sin, const Plan& plan,
+                const Layers& layers, const Array<float, 2>& out) {
+  require(slots.size() == token_ids.size(), "there is a slot for each token");
+  require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin are of one shape");
+  Feed feed;
+  feed.num_rows = dim(token_ids, 0);
+  feed.token_ids = token_ids.data();
+  feed.slots = slots.data();
+  feed.wanted = wanted.data();
+  feed.num_wanted = dim(wanted, 0);
+  feed.angles = {cos.data(), sin.data(), dim(cos, 0), dim(cos, 1)};
+  feed.plan = &plan;
+  feed.layers = &layers.kv;
+  run(self, kernels, feed, out);
+}
+
+void run_rows(Program& self, Kernels& kernels, const Array<const float, 2>& rows,
+              const Array<float, 2>& out) {
+  Feed feed;
+  feed.num_rows = dim(rows, 0);
+  feed.loaded = rows.data();
+  feed.loaded_width = dim(rows, 1);
+  run(self, kernels, feed, out);
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<Prologue>(m, "Prologue").def(nb::init<>());
+  nb::class_<RmsNorm, Prologue>(m, "RmsNorm").def("__init__", &make_rms_norm);
+  nb::class_<SiluMul, Prologue>(m, "SiluMul").def(nb::init<>());
+  nb::class_<Layers>(m, "Layers").def("__init__", &make_layers, nb::keep_alive<1, 2>());
+  nb::class_<Program>(m, "Program")
+      .def("__init__", &make_program, nb::keep_alive<1, 3>())
+      .def("run_tokens", &run_tokens, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
+           nb::arg().noconvert())
+      .def("run_rows", &run_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert())
+      .def("profile", &Program::profile)
+      .def("profiled", &Program::profiled);
+}
+
+}  // namespace ramet

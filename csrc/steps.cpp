@@ -1,0 +1,156 @@
+#include "steps.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace ramet {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void require_width(const std::vector<int64_t>& widths, int id, int64_t width, const char* what) {
+  const int64_t has = widths.at(static_cast<size_t>(id));
+  if (has != width) {
+    refuse(std::string(what) + ": a register of " + std::to_string(has) + " numbers a row, not of " +
+           std::to_string(width));
+  }
+}
+
+void require_product(const std::vector<int64_t>& widths, const Product& product, int source, int out) {
+  const PackedWeight& weight = product.weight;
+  require_width(widths, source, product.prologue.width_in(weight.k), "what a product is of");
+  require_width(widths, out, weight.n, "where a product goes");
+  if (!product.bias.empty() && static_cast<int64_t>(product.bias.size()) != weight.n) {
+    refuse("bias is float32[N]");
+  }
+}
+
+void multiply(Frame& frame, int source, const Product& product, int out, bool adds) {
+  const float* bias = product.bias.empty() ? nullptr : product.bias.data();
+  frame.kernels.product(frame.rows(source), product.prologue, product.weight,
+                        {bias, frame.out(out), product.weight.n, adds});
+}
+
+void require_heads(const Heads& heads) {
+  if (heads.num_kv_heads < 1 || heads.num_heads < 1 || heads.num_heads % heads.num_kv_heads != 0) {
+    refuse("Hq is a multiple of Hkv");
+  }
+  if (heads.head_dim < 8 || heads.head_dim % 8 != 0 || heads.head_dim > 256) {
+    refuse("the head dim is a multiple of 8 up to 256");
+  }
+}
+
+void require_layer(const Feed& feed, size_t layer, const Heads& heads) {
+  if (feed.plan == nullptr || feed.layers == nullptr || layer >= feed.layers->size()) {
+    refuse("the program needs an attention plan and the KV of layer " + std::to_string(layer));
+  }
+  const KV& kv = (*feed.layers)[layer];
+  if (kv.num_heads != heads.num_kv_heads || kv.head_dim != heads.head_dim) {
+    refuse("keys and values are [slots, Hkv, D] of the model");
+  }
+  if (feed.plan->num_rows() != feed.num_rows) refuse("the attention plan is of another batch");
+  if (feed.plan->num_slots > kv.num_slots) refuse("the page table names pages beyond the KV pool");
+}
+
+}  // namespace
+
+void require_below(const int32_t* ids, int64_t num, int64_t limit, const char* what) {
+  for (int64_t i = 0; i < num; ++i) {
+    if (ids[i] < 0 || ids[i] >= limit) {
+      refuse(std::string(what) + " are from 0 to " + std::to_string(limit - 1) + ", not " +
+             std::to_string(ids[i]));
+    }
+  }
+}
+
+void Embed::check_widths(const std::vector<int64_t>& widths) const {
+  require_width(widths, writes, table_.k, "where tokens are embedded");
+}
+
+void Embed::check(const Feed& feed) const {
+  if (feed.token_ids == nullptr) refuse("the program needs token ids");
+  require_below(feed.token_ids, feed.num_rows, table_.n, "token ids");
+}
+
+void Embed::run(Frame& frame) const {
+  frame.kernels.embed(table_, frame.feed.token_ids + frame.begin, frame.num, frame.out(writes));
+}
+
+void Load::check_widths(const std::vector<int64_t>& widths) const {
+  require_width(widths, writes, width_, "where rows are loaded");
+}
+
+void Load::check(const Feed& feed) const {
+  if (feed.loaded == nullptr || feed.loaded_width != width_) {
+    refuse("the program needs rows of " + std::to_string(width_) + " numbers to load");
+  }
+}
+
+void Load::run(Frame& frame) const {
+  std::memcpy(frame.out(writes), frame.feed.loaded + frame.begin * width_,
+              static_cast<size_t>(frame.num * width_) * sizeof(float));
+}
+
+void Project::check_widths(const std::vector<int64_t>& widths) const {
+  require_product(widths, product_, reads[0], writes);
+}
+
+void Project::run(Frame& frame) const { multiply(frame, reads[0], product_, writes, false); }
+
+void ProjectAdd::check_widths(const std::vector<int64_t>& widths) const {
+  require_product(widths, product_, reads[0], writes);
+}
+
+void ProjectAdd::run(Frame& frame) const { multiply(frame, reads[0], product_, writes, true); }
+
+void RotateAndStore::check_widths(const std::vector<int64_t>& widths) const {
+  require_heads(heads_);
+  require_width(widths, writes, heads_.width(), "q, k and v");
+  for (const Prologue* norm : {&q_norm_, &k_norm_}) {
+    if (norm->width_in(heads_.head_dim) != heads_.head_dim) refuse("a head's norm has the head dim's length");
+  }
+}
+
+void RotateAndStore::check(const Feed& feed) const {
+  require_layer(feed, layer_, heads_);
+  if (feed.slots == nullptr) refuse("the program needs slots");
+  if (feed.angles.cos == nullptr || 2 * feed.angles.half > heads_.head_dim) {
+    refuse("cos and sin are float32[positions, D_rot / 2]");
+  }
+}
+
+void RotateAndStore::run(Frame& frame) const {
+  const Feed& feed = frame.feed;
+  frame.kernels.rotate_and_store(frame.out(writes), frame.num, heads_, q_norm_, k_norm_, feed.angles,
+                                 feed.plan->positions.data() + frame.begin, (*feed.layers)[layer_],
+                                 feed.slots + frame.begin);
+}
+
+void Attend::check_widths(const std::vector<int64_t>& widths) const {
+  require_heads(heads_);
+  require_width(widths, reads[0], heads_.width(), "q, k and v");
+  require_width(widths, writes, heads_.num_heads * heads_.head_dim, "what attention gives");
+}
+
+void Attend::check(const Feed& feed) const { require_layer(feed, layer_, heads_); }
+
+void Attend::run(Frame& frame) const {
+  const Feed& feed = frame.feed;
+  frame.kernels.attention(frame.rows(reads[0]), heads_.num_heads, (*feed.layers)[layer_], *feed.plan, scale_,
+                          frame.out(writes));
+}
+
+void TakeRows::check_widths(const std::vector<int64_t>& widths) const {
+  require_width(widths, writes, widths.at(static_cast<size_t>(reads[0])), "where rows are taken to");
+}
+
+void TakeRows::run(Frame& frame) const {
+  const Rows from = frame.rows(reads[0]);
+  float* to = frame.out(writes);
+  for (int64_t i = 0; i < frame.num; ++i) {
+    std::memcpy(to + i * from.ld, from.x + frame.feed.wanted[i] * from.ld,
+                static_cast<size_t>(from.ld) * sizeof(float));
+  }
+}
+
+}  // namespace ramet

@@ -1,0 +1,105 @@
+// The steps that programs are made of.
+#pragma once
+#include "program.h"
+
+namespace ramet {
+
+// Rows of a matrix, by the batch's token ids.
+class Embed final : public Step {
+public:
+  Embed(const PackedWeight& table, int out) : Step("embed", Extent::each_row, {}, out), table_(table) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+  void check(const Feed& feed) const override;
+
+private:
+  const PackedWeight& table_;
+};
+
+// Rows that the caller has.
+class Load final : public Step {
+public:
+  Load(int64_t width, int out) : Step("load", Extent::each_row, {}, out), width_(width) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+  void check(const Feed& feed) const override;
+
+private:
+  const int64_t width_;
+};
+
+// What a product needs besides its registers.
+struct Product {
+  const Prologue& prologue;
+  const PackedWeight& weight;
+  std::vector<float> bias;  // [N], or empty
+};
+
+// out = prologue(source) times the weight, plus bias.
+class Project final : public Step {
+public:
+  Project(int source, Product product, int out)
+      : Step("project", Extent::each_row, {source}, out), product_(std::move(product)) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+
+private:
+  const Product product_;
+};
+
+// The same, added to what is in `sum`.
+class ProjectAdd final : public Step {
+public:
+  ProjectAdd(int source, Product product, int sum)
+      : Step("project_add", Extent::each_row, {source, sum}, sum), product_(std::move(product)) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+
+private:
+  const Product product_;
+};
+
+// Heads of q and k are normed and rotated in place, k and v stored in a layer at the batch's slots.
+class RotateAndStore final : public Step {
+public:
+  RotateAndStore(int qkv, const Heads& heads, const Prologue& q_norm, const Prologue& k_norm, size_t layer)
+      : Step("rotate_and_store", Extent::each_row, {qkv}, qkv),
+        heads_(heads),
+        q_norm_(q_norm),
+        k_norm_(k_norm),
+        layer_(layer) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+  void check(const Feed& feed) const override;
+
+private:
+  const Heads heads_;
+  const Prologue &q_norm_, &k_norm_;
+  const size_t layer_;
+};
+
+// Attention of the q in rows of q, k and v over a layer.
+class Attend final : public Step {
+public:
+  Attend(int qkv, const Heads& heads, float scale, size_t layer, int out)
+      : Step("attend", Extent::all_rows, {qkv}, out), heads_(heads), scale_(scale), layer_(layer) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+  void check(const Feed& feed) const override;
+
+private:
+  const Heads heads_;
+  const float scale_;
+  const size_t layer_;
+};
+
+// The wanted rows of a register that has them all.
+class TakeRows final : public Step {
+public:
+  TakeRows(int source, int out) : Step("take_rows", Extent::all_rows, {source}, out) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+  bool takes_rows() const override { return true; }
+};
+
+}  // namespace ramet

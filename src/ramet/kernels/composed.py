@@ -1,0 +1,116 @@
+"""Programs run operation by operation on any backend: the definition of every step, and the reference's way of running them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ramet.core.ids import Float32
+from ramet.kernels.backend import Backend
+from ramet.kernels.program import (
+    AsItIs,
+    Attend,
+    Embed,
+    Load,
+    Program,
+    Project,
+    ProjectAdd,
+    Prologue,
+    Register,
+    RmsNorm,
+    RotateAndStore,
+    SiluMul,
+    Step,
+    TakeRows,
+    TokenFeed,
+)
+
+__all__ = ["ComposedProgram"]
+
+
+class ComposedProgram:
+    """``CompiledProgram`` over the operations of ``backend``."""
+
+    def __init__(self, backend: Backend, program: Program) -> None:
+        self._backend = backend
+        self._program = program
+
+    def run_tokens(self, feed: TokenFeed) -> Float32:
+        return _Run(self._backend, feed, None).result(self._program)
+
+    def run_rows(self, rows: Float32) -> Float32:
+        return _Run(self._backend, None, rows).result(self._program)
+
+
+class _Run:
+    """The registers of one run."""
+
+    def __init__(self, backend: Backend, feed: TokenFeed | None, rows: Float32 | None) -> None:
+        self._backend = backend
+        self._feed_or_none = feed
+        self._rows = rows
+        self._values: dict[Register, Float32] = {}
+
+    def result(self, program: Program) -> Float32:
+        for step in program.steps:
+            self._do(step)
+        return self._values[program.result]
+
+    @property
+    def _feed(self) -> TokenFeed:
+        if self._feed_or_none is None:
+            raise ValueError("the program needs tokens")
+        return self._feed_or_none
+
+    def _do(self, step: Step) -> None:
+        values = self._values
+        match step:
+            case Embed():
+                values[step.out] = self._backend.embed(step.table, self._feed.token_ids)
+            case Load():
+                if self._rows is None:
+                    raise ValueError("the program needs rows to load")
+                values[step.out] = self._rows.copy()
+            case Project():
+                values[step.out] = self._product(step)
+            case ProjectAdd():
+                self._backend.add(values[step.total], self._product(step))
+            case RotateAndStore():
+                self._rotate_and_store(step)
+            case Attend():
+                heads, _, _ = self._heads(step)
+                layer = self._feed.kv_layers[step.layer]
+                values[step.out] = self._backend.attention(heads, layer, self._feed.plan, step.scale)
+            case TakeRows():
+                values[step.out] = values[step.source][self._feed.wanted]
+
+    def _product(self, step: Project | ProjectAdd) -> Float32:
+        rows = self._apply(step.prologue, self._values[step.source])
+        return self._backend.linear(rows, step.weight, step.bias)
+
+    def _apply(self, prologue: Prologue, rows: Float32) -> Float32:
+        match prologue:
+            case AsItIs():
+                return rows
+            case RmsNorm():
+                return self._backend.rms_norm(rows, prologue.weight, prologue.eps)
+            case SiluMul():
+                return self._backend.silu_mul(rows)
+
+    def _heads(self, step: RotateAndStore | Attend) -> tuple[Float32, Float32, Float32]:
+        """Copies of q [T, Hq, D], k and v [T, Hkv, D]."""
+        rows, heads = self._values[step.qkv], step.heads
+        parts = np.split(
+            rows.reshape(len(rows), -1, heads.head_dim), [heads.num_heads, heads.num_heads + heads.num_kv_heads], axis=1
+        )
+        q, k, v = (np.ascontiguousarray(part) for part in parts)
+        return q, k, v
+
+    def _rotate_and_store(self, step: RotateAndStore) -> None:
+        feed = self._feed
+        q, k, v = self._heads(step)
+        q, k = self._apply(step.q_norm, q), self._apply(step.k_norm, k)
+        cos, sin = feed.cos[feed.positions], feed.sin[feed.positions]
+        self._backend.rope(q, cos, sin)
+        self._backend.rope(k, cos, sin)
+        self._backend.write_kv(feed.kv_layers[step.layer], k, v, feed.slots)
+        self._values[step.qkv] = np.concatenate([q, k, v], axis=1).reshape(len(q), -1)

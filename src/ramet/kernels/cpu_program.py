@@ -1,0 +1,131 @@
+"""Programs on the CPU backend: steps become those of csrc, and a run is one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ramet import _native
+from ramet.core.ids import Float32
+from ramet.kernels.backend import KVLayer
+from ramet.kernels.program import (
+    AsItIs,
+    Attend,
+    Embed,
+    Heads,
+    Load,
+    Program,
+    Project,
+    ProjectAdd,
+    Prologue,
+    Register,
+    RmsNorm,
+    RotateAndStore,
+    SiluMul,
+    Step,
+    TakeRows,
+    TokenFeed,
+)
+
+__all__ = ["CpuProgram"]
+
+
+class CpuProgram:
+    """``CompiledProgram`` of csrc/program.h. Raises ``ValueError`` where the steps do not fit together.
+
+    Registers are memory that grows to what the largest batch needs and stays.
+    """
+
+    def __init__(self, kernels: _native.Kernels, program: Program) -> None:
+        registers = _Registers()
+        steps = tuple(_native_step(step, registers) for step in program.steps)
+        result = registers[program.result]
+        self._kernels = kernels
+        self._program = _native.Program(registers.widths, steps, result)
+        self._width = program.result.width
+        self._takes_rows = any(isinstance(step, TakeRows) for step in program.steps)
+        self._kv_layers: Sequence[KVLayer] = ()
+        self._native_layers = _native.Layers([])
+
+    def run_tokens(self, feed: TokenFeed) -> Float32:
+        if feed.kv_layers is not self._kv_layers:  # a hundred arrays to check, and they stay the same
+            self._native_layers = _native.Layers([(layer.keys, layer.values) for layer in feed.kv_layers])
+            self._kv_layers = feed.kv_layers
+        rows = feed.wanted if self._takes_rows else feed.token_ids
+        out: Float32 = np.empty((len(rows), self._width), np.float32)
+        self._program.run_tokens(
+            self._kernels,
+            feed.token_ids,
+            feed.slots,
+            feed.wanted,
+            feed.cos,
+            feed.sin,
+            feed.plan,  # type: ignore[arg-type]
+            self._native_layers,
+            out,
+        )
+        return out
+
+    def run_rows(self, rows: Float32) -> Float32:
+        out: Float32 = np.empty((len(rows), self._width), np.float32)
+        self._program.run_rows(self._kernels, rows, out)
+        return out
+
+    def profile(self, on: bool) -> None:
+        """Begin to count time by kind of step, or end it. While it is off it costs nothing."""
+        self._program.profile(on)
+
+    def profiled(self) -> dict[str, int]:
+        """Nanoseconds by kind of step since it was switched on."""
+        return self._program.profiled()
+
+
+class _Registers(dict[Register, int]):
+    """Numbers of registers, as they turn up."""
+
+    def __missing__(self, register: Register) -> int:
+        self[register] = number = len(self)
+        return number
+
+    @property
+    def widths(self) -> list[int]:
+        return [register.width for register in self]
+
+
+def _native_step(step: Step, registers: _Registers) -> tuple[object, ...]:
+    """The arguments that bind_program.cpp knows a step by."""
+    match step:
+        case Embed():
+            return "embed", step.table, registers[step.out]
+        case Load():
+            return "load", registers[step.out]
+        case Project():
+            return "project", registers[step.source], *_product(step), registers[step.out]
+        case ProjectAdd():
+            return "project_add", registers[step.source], *_product(step), registers[step.total]
+        case RotateAndStore():
+            norms = _prologue(step.q_norm), _prologue(step.k_norm)
+            return "rotate_and_store", registers[step.qkv], _heads(step.heads), *norms, step.layer
+        case Attend():
+            return "attend", registers[step.qkv], _heads(step.heads), step.scale, step.layer, registers[step.out]
+        case TakeRows():
+            return "take_rows", registers[step.source], registers[step.out]
+
+
+def _product(step: Project | ProjectAdd) -> tuple[object, ...]:
+    return _prologue(step.prologue), step.weight, step.bias
+
+
+def _prologue(prologue: Prologue) -> _native.Prologue:
+    match prologue:
+        case AsItIs():
+            return _native.Prologue()
+        case RmsNorm():
+            return _native.RmsNorm(prologue.weight, prologue.eps)
+        case SiluMul():
+            return _native.SiluMul()
+
+
+def _heads(heads: Heads) -> tuple[int, int, int]:
+    return heads.num_heads, heads.num_kv_heads, heads.head_dim

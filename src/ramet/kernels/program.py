@@ -1,0 +1,194 @@
+"""A model's pass over a batch as data: steps over registers, put down once and run by a backend at every step of the engine.
+
+A register is float32[rows, width]. Its rows are the batch's tokens, or from ``TakeRows`` on those that are wanted of it. A step
+that is not said to look at other rows makes each row from its own row alone, so a backend may do the steps a block of rows at a
+time. ``composed.py`` says what each step is in terms of the backend's operations, and every backend gives those bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ramet.core.ids import Float32, Int32
+from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight
+
+__all__ = [
+    "AS_IT_IS",
+    "AsItIs",
+    "Attend",
+    "CompiledProgram",
+    "Embed",
+    "Heads",
+    "Load",
+    "Program",
+    "Project",
+    "ProjectAdd",
+    "Prologue",
+    "Register",
+    "RmsNorm",
+    "RotateAndStore",
+    "SiluMul",
+    "Step",
+    "TakeRows",
+    "TokenFeed",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Register:
+    """A matrix that steps read and write. Two registers are the same only if they are one object."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsItIs:
+    """The row itself."""
+
+
+AS_IT_IS = AsItIs()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RmsNorm:
+    weight: Float32
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class SiluMul:
+    """silu of a row's first half, times its second half."""
+
+
+Prologue: TypeAlias = AsItIs | RmsNorm | SiluMul
+"""What is done to a row on its way into a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A row of q, k and v: Hq heads of queries, then Hkv of keys, then Hkv of values, D numbers each."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embed:
+    """out = the table's rows of the batch's token ids."""
+
+    table: PackedWeight
+    out: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """out = the rows that the caller gives (``CompiledProgram.run_rows``)."""
+
+    out: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Project:
+    """out = prologue(source) @ weight.T + bias"""
+
+    source: Register
+    prologue: Prologue
+    weight: PackedWeight
+    bias: Float32 | None
+    out: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectAdd:
+    """total += prologue(source) @ weight.T + bias"""
+
+    source: Register
+    prologue: Prologue
+    weight: PackedWeight
+    bias: Float32 | None
+    total: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotateAndStore:
+    """In place, heads of q and k through their norms and rotated; then k and v into KV layer ``layer`` at the batch's slots.
+
+    No two rows of a batch have one slot.
+    """
+
+    qkv: Register
+    heads: Heads
+    q_norm: AsItIs | RmsNorm
+    k_norm: AsItIs | RmsNorm
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attend:
+    """out = attention of the q in ``qkv`` over KV layer ``layer``. Looks at all rows' keys and values."""
+
+    qkv: Register
+    heads: Heads
+    scale: float
+    layer: int
+    out: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeRows:
+    """out = the wanted rows of ``source``, in the order in which they are wanted. Looks at all rows."""
+
+    source: Register
+    out: Register
+
+
+Step: TypeAlias = Embed | Load | Project | ProjectAdd | RotateAndStore | Attend | TakeRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Steps in their order, and the register that holds the result in the end."""
+
+    steps: tuple[Step, ...]
+    result: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenFeed:
+    """What changes from run to run of a program over tokens.
+
+    ``cos`` and ``sin`` float32[positions, D_rot / 2] are a table of rotary angles that reaches as far as the batch does;
+    ``wanted`` int32[R] are rows of the batch, in any order. ``kv_layers`` should be the same object in each run.
+    """
+
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    wanted: Int32
+    cos: Float32
+    sin: Float32
+    plan: AttentionPlan
+    kv_layers: Sequence[KVLayer]
+
+
+class CompiledProgram(Protocol):
+    """A program that a backend has made its own. Calls may come from any thread, one at a time each."""
+
+    def run_tokens(self, feed: TokenFeed) -> Float32:
+        """The result's rows, float32[T or R, width]. Raises ``ValueError`` where the feed does not fit the program."""
+        ...
+
+    def run_rows(self, rows: Float32) -> Float32:
+        """The same for a program that begins with ``Load``."""
+        ...
