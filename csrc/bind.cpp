@@ -284,8 +284,8 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan").def("__init__", &make_plan).def_prop_ro("num_tasks", [](const Plan& plan) {
     return plan.tasks.size();
   });
-  nb::class_<Kernels>(m, "Kernels")
-      .def("__init__", &make_kernels)
+  nb::class_<Kernels> kernels(m, "Kernels");
+  kernels.def("__init__", &make_kernels)
       .def_prop_ro("isa", [](const Kernels& k) { return k.ops().name; })
       .def_prop_ro("threads", &Kernels::num_threads)
       .def("pack", &pack)
@@ -302,4 +302,5 @@ NB_MODULE(_native, m) {
       .def("attention", &attention, nb::arg("q").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg(), nb::arg(), nb::arg().noconvert());
   bind_program(m);
+  bind_sampling(m, kernels);
 }

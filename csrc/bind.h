@@ -27,5 +27,6 @@ int64_t dim(const A& array, size_t i) {
 
 KV to_kv(const Store& keys, const Store& values);
 void bind_program(nb::module_& m);
+void bind_sampling(nb::module_& m, nb::class_<Kernels>& kernels);
 
 }  // namespace ramet

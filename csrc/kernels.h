@@ -109,6 +109,9 @@ public:
   void attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
                  float* out);
 
+  void sample(const SampleArgs& args);  // sampling.h
+  void logprobs(const LogprobArgs& args);
+
 private:
   Activations reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight);
   void prepare(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Activations& to,
@@ -116,6 +119,8 @@ private:
   void multiply(const PackedWeight& weight, const Activations& a, const Output& to, int64_t begin,
                 int64_t end);
   void store_kv(const KV& layer, int64_t slot, const float* key, const float* value);
+  template <class Args>
+  void over_logits(const Args& args, void (*row_op)(const Args&, int64_t, uint8_t*));
 
   // Rows of `width` numbers; a few of them are not worth a second thread.
   template <class Work>
@@ -129,7 +134,7 @@ private:
   const Ops& ops_;
   Pool pool_;
   std::mutex mutex_;
-  Scratch partials_;
+  Scratch partials_, sampling_;
   std::vector<Scratch> attention_;  // one a thread
   std::vector<Inputs> own_;         // one a thread
   Inputs shared_;

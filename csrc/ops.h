@@ -128,6 +128,9 @@ inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {  //
   return 2 * kBlock * padded(head_dim) + queries * (2 * partial_floats(head_dim) + padded(head_dim) + kBlock);
 }
 
+struct SampleArgs;   // sampling.h
+struct LogprobArgs;  // sampling.h
+
 struct Ops {
   const char* name;
   void (*quantize)(const float* x, const Codes& to, int64_t row);  // x[k] becomes row `row` of `to`
@@ -142,6 +145,8 @@ struct Ops {
   void (*store_bf16)(uint16_t* dst, const float* src, int64_t n);
   void (*attend)(const AttentionArgs&, const AttentionTask&, int64_t kv_head, float* scratch);
   void (*merge)(const AttentionArgs&, const SplitRow&, int64_t head);
+  void (*sample)(const SampleArgs&, int64_t row, uint8_t* scratch);  // sampling_scratch_bytes
+  void (*logprobs)(const LogprobArgs&, int64_t row, uint8_t* scratch);
 };
 
 // The table called `name` ("amx", "avx512", "avx2", "neon", "generic"), or null where it is not built or this

@@ -110,6 +110,24 @@ static inline f32x16 pow2(const f32x16& n) {
   return y;
 }
 
+// Lane by lane, x or y: x where a >= b, or where the lane's bit is set.
+static inline f32x16 where_at_least(const f32x16& a, const f32x16& b, const f32x16& x, const f32x16& y) {
+  f32x16 z;
+  RAMET_EACH z.r[i] = f_where_at_least(a.r[i], b.r[i], x.r[i], y.r[i]);
+  return z;
+}
+static inline f32x16 where_bits(uint32_t bits, const f32x16& x, const f32x16& y) {
+  f32x16 z;
+  RAMET_EACH z.r[i] = f_where_bits(bits >> (i * kLanes), x.r[i], y.r[i]);
+  return z;
+}
+// The 16 bits of a >= b.
+static inline uint32_t at_least_bits(const f32x16& a, const f32x16& b) {
+  uint32_t bits = 0;
+  RAMET_EACH bits |= f_at_least_bits(a.r[i], b.r[i]) << (i * kLanes);
+  return bits;
+}
+
 // Half to even, for |x| < 2^22: the sum with 1.5 * 2^23 has no room for a fraction.
 static inline f32x16 round(const f32x16& x) {
   const f32x16 magic = set(12582912.0f);

@@ -17,6 +17,8 @@ void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t h
 void store_bf16_row(uint16_t* dst, const float* src, int64_t n);
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch);
 void merge(const AttentionArgs& args, const SplitRow& row, int64_t head);
+void sample(const SampleArgs& args, int64_t i, uint8_t* memory);
+void logprobs(const LogprobArgs& args, int64_t i, uint8_t* memory);
 
 extern const Ops table;
 

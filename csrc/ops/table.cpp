@@ -6,8 +6,8 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-const Ops table = {RAMET_NAME(RAMET_ISA), quantize, linear, embed, rms_norm, add_rows, silu_mul, rope,
-                   store_bf16_row,        attend,   merge};
+const Ops table = {RAMET_NAME(RAMET_ISA), quantize, linear, embed,  rms_norm, add_rows, silu_mul, rope,
+                   store_bf16_row,        attend,   merge,  sample, logprobs};
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

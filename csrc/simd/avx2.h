@@ -62,6 +62,18 @@ static inline void f_store_int16(int16_t* p, freg whole) {
                    _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
 }
 
+static inline freg f_where_at_least(freg a, freg b, freg x, freg y) {  // x where a >= b, else y
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+static inline uint32_t f_at_least_bits(freg a, freg b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+}
+static inline freg f_where_bits(uint32_t bits, freg x, freg y) {
+  const __m256i own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i hits = _mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), own);
+  return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(hits, own)));
+}
+
 static inline float f_reduce_add(freg x) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));

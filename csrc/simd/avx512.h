@@ -58,6 +58,14 @@ static inline void f_store_int16(int16_t* p, freg whole) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
 }
 
+static inline freg f_where_at_least(freg a, freg b, freg x, freg y) {  // x where a >= b, else y
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
+}
+static inline uint32_t f_at_least_bits(freg a, freg b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+static inline freg f_where_bits(uint32_t bits, freg x, freg y) {
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), y, x);
+}
+
 static inline float f_reduce_add(freg x) { return _mm512_reduce_add_ps(x); }
 static inline float f_reduce_max(freg x) { return _mm512_reduce_max_ps(x); }
 

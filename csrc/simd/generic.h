@@ -75,6 +75,16 @@ static inline void f_store_int16(int16_t* p, freg whole) {
   std::memcpy(p, &words, sizeof words);
 }
 
+static inline freg f_where_at_least(freg a, freg b, freg x, freg y) { return a >= b ? x : y; }
+static inline uint32_t f_at_least_bits(freg a, freg b) {
+  const ireg hits = (a >= b) & ireg{1, 2, 4, 8};
+  return static_cast<uint32_t>((hits[0] | hits[1]) | (hits[2] | hits[3]));
+}
+static inline freg f_where_bits(uint32_t bits, freg x, freg y) {
+  const auto all = static_cast<int32_t>(bits);
+  return (ireg{all, all, all, all} & ireg{1, 2, 4, 8}) != 0 ? x : y;
+}
+
 static inline float f_reduce_add(freg x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 static inline float f_reduce_max(freg x) {
   const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];

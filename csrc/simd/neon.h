@@ -50,6 +50,20 @@ static inline void f_store_bf16(uint16_t* p, freg x) {
 }
 static inline void f_store_int16(int16_t* p, freg whole) { vst1_s16(p, vmovn_s32(vcvtq_s32_f32(whole))); }
 
+static inline freg f_where_at_least(freg a, freg b, freg x, freg y) {  // x where a >= b, else y
+  return vbslq_f32(vcgeq_f32(a, b), x, y);
+}
+static inline uint32x4_t u_lane_bits() {
+  const uint32_t bits[4] = {1, 2, 4, 8};
+  return vld1q_u32(bits);
+}
+static inline uint32_t f_at_least_bits(freg a, freg b) {
+  return vaddvq_u32(vandq_u32(vcgeq_f32(a, b), u_lane_bits()));
+}
+static inline freg f_where_bits(uint32_t bits, freg x, freg y) {
+  return vbslq_f32(vtstq_u32(vdupq_n_u32(bits), u_lane_bits()), x, y);
+}
+
 static inline float f_reduce_add(freg x) { return vaddvq_f32(x); }
 static inline float f_reduce_max(freg x) { return vmaxvq_f32(x); }
 

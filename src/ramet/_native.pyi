@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ramet.core.ids import Float32, Int32
+from ramet.core.batch import RowSampling
+from ramet.core.ids import Float32, Int32, Int64
 
 _Array = npt.NDArray[np.generic]
 
@@ -14,6 +15,7 @@ def common_prefix(tokens: bytes, start: int, other: bytes) -> int: ...
 def nearest(keys: list[bytes], probe: bytes) -> tuple[int, int]: ...
 def isas() -> list[str]: ...
 def copy_pages(stores: list[_Array], src: Int32, dst: Int32, num_tokens: Int32, page_size: int) -> None: ...
+def uniforms(seeds: npt.NDArray[np.uint64], sample_indices: Int32, positions: Int64, out: npt.NDArray[np.float64]) -> None: ...
 def range_fault(name: str, values: Int32, end: int) -> str: ...
 def layout_fault(
     query_indptr: Int32,
@@ -63,6 +65,26 @@ class Kernels:
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None: ...
     def write_kv(self, layer_keys: _Array, layer_values: _Array, keys: Float32, values: Float32, slots: Int32) -> None: ...
     def attention(self, q: Float32, keys: _Array, values: _Array, plan: Plan, scale: float, out: Float32) -> None: ...
+    def sample(
+        self,
+        logits: Float32,
+        sampling: RowSampling,
+        rows: Int32,
+        draws: npt.NDArray[np.float64],
+        token_ids: Int32,
+        faults: Int32,
+        fault_sizes: Int64,
+    ) -> None: ...
+    def logprobs(
+        self,
+        logits: Float32,
+        token_ids: Int32,
+        num_best: Int32,
+        out: Float32,
+        ranks: Int32,
+        top_ids: Int32,
+        top_logprobs: Float32,
+    ) -> None: ...
 
 class Prologue:
     def __init__(self) -> None: ...

@@ -12,18 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ramet.core.batch import Batch, PageCopies
-from ramet.core.ids import Float32
+from ramet.core.batch import Batch, PageCopies, RowSampling
+from ramet.core.ids import Float32, Int32, Int64
 
 if TYPE_CHECKING:
     from ramet.kernels.program import CompiledProgram, Program
 
-__all__ = ["ATTENTION_BLOCK", "GROUP", "AttentionPlan", "Backend", "KVLayer", "PackedWeight", "Weight", "WeightFormat"]
+__all__ = [
+    "ATTENTION_BLOCK",
+    "GROUP",
+    "AttentionPlan",
+    "Backend",
+    "KVLayer",
+    "PackedWeight",
+    "Picks",
+    "RowFault",
+    "RowLogprobs",
+    "Weight",
+    "WeightFormat",
+]
 
 GROUP = 32  # inputs that share a scale, in weights and in activations rounded to 16 bits
 ATTENTION_BLOCK = 32  # key positions reduced together, starting at absolute multiples of it
@@ -80,6 +93,47 @@ class KVLayer:
 
 class AttentionPlan(Protocol):
     """What a backend prepares once a step and uses in every layer."""
+
+
+class RowFault(IntEnum):
+    """Why a row got no token. ``fault_sizes`` says of it: the number of logits that are not finite, or the unknown id."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    NONE_LEFT = 2
+    UNKNOWN_ID = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picks:
+    """Of R rows, each int[R]: the chosen tokens, -1 where there is a fault (``RowFault``), and its size."""
+
+    token_ids: Int32
+    faults: Int32
+    fault_sizes: Int64
+
+    @classmethod
+    def empty(cls, num_rows: int) -> Picks:
+        return cls(np.empty(num_rows, np.int32), np.empty(num_rows, np.int32), np.empty(num_rows, np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowLogprobs:
+    """Of R rows: logprob float32[R] and rank int32[R], from 1, of a token, and the best ones, [R, W], in falling order.
+
+    A row fills as many of the W places as it asked for; what it did not ask for means nothing.
+    """
+
+    logprobs: Float32
+    ranks: Int32
+    top_ids: Int32
+    top_logprobs: Float32
+
+    @classmethod
+    def empty(cls, num_best: Int32, vocab_size: int) -> RowLogprobs:
+        num_rows, width = len(num_best), min(max(int(num_best.max(initial=0)), 0), vocab_size)
+        best_ids, best = np.empty((num_rows, width), np.int32), np.empty((num_rows, width), np.float32)
+        return cls(np.empty(num_rows, np.float32), np.empty(num_rows, np.int32), best_ids, best)
 
 
 class Backend(Protocol):
@@ -156,5 +210,20 @@ class Backend(Protocol):
         at absolute multiples of it, left to right. A backend may run it in each span of positions alone, spans of one fixed
         size at absolute multiples of it (256 on the CPU), and merge their results in order. Head h reads KV head
         h // (Hq / Hkv). Slots beyond p are never read: they may hold anything.
+        """
+        ...
+
+    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
+        """Choose a token for each row of float32[R, V] (``reference_sampling.py`` says how).
+
+        ``rows[i]`` is the place in ``sampling`` of logits row i, ``draws[i]`` its random number in [0, 1).
+        """
+        ...
+
+    def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:
+        """Logprobs of float32[R, V] at ``token_ids[i]`` and of the ``num_best[i]`` best, equal ones by rising id.
+
+        Rows that want -1 are left out; one whose logits are not finite gives NaN, rank V and no best ones. Raises
+        ``IndexError`` for a token that is not of the vocabulary.
         """
         ...

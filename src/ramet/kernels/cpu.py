@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ramet import _native
-from ramet.core.batch import Batch, PageCopies
+from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Weight
+from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
 from ramet.kernels.cpu_program import CpuProgram
 from ramet.kernels.program import Program
 
@@ -108,3 +109,14 @@ class CpuBackend:
         out: Float32 = np.empty((rows, heads * head_dim), np.float32)
         self._kernels.attention(q, layer.keys, layer.values, plan, scale, out)  # type: ignore[arg-type]
         return out
+
+    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
+        picks = Picks.empty(len(logits))
+        self._kernels.sample(logits, sampling, rows, draws, picks.token_ids, picks.faults, picks.fault_sizes)
+        return picks
+
+    def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:
+        found = RowLogprobs.empty(num_best, logits.shape[1])
+        best = found.top_ids, found.top_logprobs
+        self._kernels.logprobs(logits, token_ids, num_best, found.logprobs, found.ranks, *best)
+        return found

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramet.core.batch import Batch, PageCopies
+from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer, PackedWeight, Weight
+from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import Program
+from ramet.kernels.reference_sampling import logprob_rows, sample_rows
 
 __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
 
@@ -170,6 +171,12 @@ class ReferenceBackend:
         for t in range(num_tokens):
             out[t] = _attend(q[t] * np.float32(scale), layer, plan.slots[t]).reshape(-1)
         return out
+
+    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
+        return sample_rows(logits, sampling, rows, draws)
+
+    def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:
+        return logprob_rows(logits, token_ids, num_best)
 
 
 def _reference_weight(weight: PackedWeight) -> _ReferenceWeight:

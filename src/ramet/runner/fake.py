@@ -19,6 +19,7 @@ from ramet.core.batch import Batch
 from ramet.core.ids import Float32
 from ramet.core.output import StepOutput
 from ramet.errors import EngineDead
+from ramet.kernels.registry import make_backend
 from ramet.runner.inputs import check_batch
 from ramet.runner.sampler import sample, token_logprobs
 
@@ -81,6 +82,7 @@ class FakeRunner:
         self._clock = clock
         self._cost = cost or StepCost()
         self._faults = faults
+        self._backend = make_backend("cpu", threads=1)
         self.launched: deque[Batch] = deque()
 
     def launch(self, batch: Batch) -> None:
@@ -93,15 +95,16 @@ class FakeRunner:
         errors = dict(self._faults(batch))
         self._copy_pages(batch)
         logits = self._logits(batch)
-        choices = sample(logits[batch.sample_rows], batch.sampling, range(len(batch.sample_rows)))
+        choices = sample(self._backend, logits[batch.sample_rows], batch.sampling, range(len(batch.sample_rows)))
         errors.update({row: choice.error for row, choice in enumerate(choices) if choice.error is not None})
-        wanted = zip(batch.prompt_logprob_rows, batch.prompt_logprob_targets, batch.prompt_logprob_k, strict=True)
+        wanted = batch.prompt_logprob_targets, batch.prompt_logprob_k
+        prompt_logprobs = token_logprobs(self._backend, logits[batch.prompt_logprob_rows], *wanted)
         self._clock.advance(self._cost.of(batch))
         return StepOutput(
             step=batch.step,
             token_ids=np.array([-1 if row in errors else choice.token_id for row, choice in enumerate(choices)], np.int32),
             logprobs=tuple(None if row in errors else choice.logprobs for row, choice in enumerate(choices)),
-            prompt_logprobs=tuple(token_logprobs(logits[row], int(target), int(best)) for row, target, best in wanted),
+            prompt_logprobs=tuple(prompt_logprobs),
             errors=errors,
         )
 

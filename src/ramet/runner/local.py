@@ -76,7 +76,9 @@ class LocalRunner:
         num_prompt_rows = len(batch.prompt_logprob_rows)
         prompt_logprobs = tuple(self._prompt_logprobs(hidden[:num_prompt_rows], batch))
         choices = [
-            choice for logits, rows in self._logits(hidden[num_prompt_rows:]) for choice in sample(logits, batch.sampling, rows)
+            choice
+            for logits, rows in self._logits(hidden[num_prompt_rows:])
+            for choice in sample(self._backend, logits, batch.sampling, rows)
         ]
         return StepOutput(
             step=batch.step,
@@ -95,9 +97,6 @@ class LocalRunner:
     def _prompt_logprobs(self, hidden: Float32, batch: Batch) -> Iterator[TokenLogprobs]:
         """A row whose logits are not finite gives NaN and no best tokens: its sequence fails when it is sampled."""
         for logits, places in self._logits(hidden):
-            for row, place in zip(logits, places, strict=True):
-                target, num_best = int(batch.prompt_logprob_targets[place]), int(batch.prompt_logprob_k[place])
-                if np.isfinite(row).all():
-                    yield token_logprobs(row, target, num_best)
-                else:
-                    yield TokenLogprobs(target, float("nan"), len(row), _NO_IDS, np.empty(0, np.float32))
+            wanted = slice(places.start, places.stop)
+            targets, num_best = batch.prompt_logprob_targets[wanted], batch.prompt_logprob_k[wanted]
+            yield from token_logprobs(self._backend, logits, targets, num_best)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from support.http import Served, events, serve_tiny, write_tiny
 
+from ramet.core.batch import RowSampling
+from ramet.core.ids import Float32, Int32
 from ramet.core.request import Sequence
+from ramet.kernels.cpu import CpuBackend
 from ramet.kv.manager import KVManager
-from ramet.runner import sampler
 from ramet.server import openai_chat, openai_request
 from ramet.server.metrics import Metrics
 from ramet.server.stream import EventStream
@@ -49,6 +52,17 @@ def breaks(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[.
     return broken
 
 
+def spoils(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
+    """``CpuBackend.sample``, given NaN for the rows that are ``is_bad``: all of a step are one call."""
+
+    def spoilt(backend: CpuBackend, logits: Float32, sampling: RowSampling, rows: Int32, draws: Any) -> Any:
+        bad = [i for i, row in enumerate(rows.tolist()) if is_bad(sampling, row)]
+        logits[bad] = np.nan
+        return whole(backend, logits, sampling, rows, draws)
+
+    return spoilt
+
+
 def of_text(*args: Any, **options: Any) -> bool:
     return "BAD" in str(args) + str(options)
 
@@ -71,7 +85,7 @@ STAGES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "admit": (KVManager, "admit", of_sequence),
     "schedule": (KVManager, "grow", of_sequence),
     "mask": (GuidanceMatcher, "fill_mask", lambda *args: True),
-    "sampler": (sampler, "_pick", lambda logits, sampling, row: int(sampling.seed[row]) == BAD_SEED),
+    "sampler": (CpuBackend, "sample", lambda sampling, row: int(sampling.seed[row]) == BAD_SEED),
     "accept token": (GuidanceMatcher, "accept", lambda *args: True),
     "detokenize": (Detokenizer, "push", lambda detokenizer, ids: detokenizer._min_tokens == 3),
     "metrics": (Metrics, "told", lambda metrics, generation, *news: generation.request.seed == BAD_SEED),
@@ -118,7 +132,7 @@ def test_h5_t11_b190_only_the_request_that_was_met_fails(
     place, name, is_bad = STAGES[stage]
     caplog.clear()
     with monkeypatch.context() as patch, ThreadPoolExecutor(len(seeds)) as pool, caplog.at_level(logging.ERROR):
-        patch.setattr(place, name, breaks(getattr(place, name), is_bad))
+        patch.setattr(place, name, (spoils if stage == "sampler" else breaks)(getattr(place, name), is_bad))
         asked = {seed: pool.submit(ask, server, seed, stream=stream, stage=stage) for seed in seeds}
         found = {seed: answer.result() for seed, answer in asked.items()}
     status, told = found.pop(BAD_SEED)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sampling_rows import rows_of
+from support.sampling_rows import rows_of
 
 from ramet.core.batch import Batch, PageCopies
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from hand_made_batches import PAGE_SIZE, ints, make_batch
-from sampling_rows import rows_of
+from support.sampling_rows import rows_of
 
 from ramet.core.batch import PageCopies
 from ramet.errors import EngineDead
@@ -67,6 +67,10 @@ def expected_logits(tokens) -> np.ndarray:
     return hidden @ WEIGHT
 
 
+def logprobs_of(logits, token_id, num_best):
+    return token_logprobs(ReferenceBackend(), logits[None], np.array([token_id], np.int32), np.array([num_best], np.int32))[0]
+
+
 def test_a_step_samples_the_sampled_rows(runner):
     out = run(
         runner, make_batch(7, [([3, 5, 2], 0, [6]), ([9], 0, [1])], rows=[{"temperature": 0, "num_logprobs": 2}, {"seed": 4}])
@@ -75,8 +79,8 @@ def test_a_step_samples_the_sampled_rows(runner):
     assert out.token_ids.dtype == np.int32
     first = expected_logits([3, 5, 2])
     assert out.token_ids[0] == first.argmax()
-    assert out.token_ids[1] == sample(expected_logits([9])[None], rows_of({"seed": 4}), [0])[0].token_id
-    assert out.logprobs[0].top_logprobs.tobytes() == token_logprobs(first, int(first.argmax()), 2).top_logprobs.tobytes()
+    assert out.token_ids[1] == sample(ReferenceBackend(), expected_logits([9])[None], rows_of({"seed": 4}), [0])[0].token_id
+    assert out.logprobs[0].top_logprobs.tobytes() == logprobs_of(first, int(first.argmax()), 2).top_logprobs.tobytes()
     assert out.logprobs[1] is None
     assert out.prompt_logprobs == ()
     assert out.errors == {}
@@ -132,7 +136,7 @@ def test_prompt_logprobs_of_a_long_prompt_come_in_slabs(model):
     assert [len(rows) for rows in model.projected] == [64, 64, 21, 1]
     assert len(out.prompt_logprobs) == 149
     for i in (0, 63, 64, 148):
-        want = token_logprobs(expected_logits(tokens[: i + 1]), tokens[i + 1], 3)
+        want = logprobs_of(expected_logits(tokens[: i + 1]), tokens[i + 1], 3)
         got = out.prompt_logprobs[i]
         assert (got.token_id, got.logprob, got.rank) == (want.token_id, want.logprob, want.rank)
         assert got.top_ids.tolist() == want.top_ids.tolist()
