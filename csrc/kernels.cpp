@@ -16,9 +16,12 @@ void pack_dense(const T* src, int64_t num, int64_t k, T* dst) {
 void pack_int8(const uint8_t* src, int64_t num, int64_t k, uint8_t* dst) {
   for (int64_t lane = 0; lane < num; ++lane) {
     const uint8_t* row = src + lane * k;
-    for (int64_t i = 0; i < k; i += 4) {
-      const uint8_t four[4] = {row[i], row[i + 2], row[i + 1], row[i + 3]};
-      std::memcpy(dst + i * kPanel + lane * 4, four, 4);
+    for (int64_t i = 0; i < k; i += 8) {
+      for (int64_t r = 0; r < 2; ++r) {
+        const uint8_t* x = row + i + 2 * r;
+        const uint8_t four[4] = {x[0], x[4], x[1], x[5]};
+        std::memcpy(dst + (i + 4 * r) * kPanel + lane * 4, four, 4);
+      }
     }
   }
 }

@@ -20,7 +20,8 @@ constexpr bool is_quantized(Format f) { return f == Format::q8 || f == Format::q
 // N x K in panels of 16 outputs, the last one filled up with zeros.
 //
 //   dense   panel: [K][16] values
-//   q8      panel: [K/4][16][2] words of 16 bits: byte s of word j of step i is k = 4 i + 2 s + j;
+//   q8      panel: [K/8][2][16][2] words of 16 bits: byte s of word j of row r of step i is
+//           k = 8 i + 4 s + 2 r + j;
 //                  then [K/32][16] float16 scales
 //   q4      panel: [K/8][16][2] words of 16 bits: nibble s of word j of step i is k = 8 i + 2 s + j;
 //                  then [K/32][2][16] float16 scales and minima

@@ -1,8 +1,8 @@
 // Matrix products. One element's arithmetic is the same in every tile: dense, one FMA chain over K;
 // quantised, exact integer dots inside a group, and one float chain over the groups. Tiles only choose which
 // elements are done together.
+#include "ops/codes.h"
 #include "ops/ops_isa.h"
-#include "simd.h"
 
 namespace ramet {
 namespace RAMET_ISA {
@@ -35,7 +35,7 @@ void add_dense(const Matrix& w, const uint8_t* panel, const Activations& a, int6
 template <Format F>
 constexpr int kParts = F == Format::q8 ? 2 : 4;  // of a word of 16 bits, one code each
 
-// Part S of the words, against the two inputs of each row that it belongs to.
+// Part S of the words, against the two inputs of each row that it belongs to, x[0] and x[1] of the first row.
 template <Format F, int S, int M, int P>
 inline void add_part(const codes16 (&codes)[P], const int16_t* x, int64_t k, dots16 (&sums)[M][P]) {
   pairs16 pairs[P];
@@ -44,7 +44,7 @@ inline void add_part(const codes16 (&codes)[P], const int16_t* x, int64_t k, dot
     if constexpr (F == Format::q4) pairs[p] = nibble_pairs<S>(codes[p]);
   }
   for (int m = 0; m < M; ++m) {
-    const preg two = two_inputs(x + m * k + 2 * S);
+    const preg two = two_inputs(x + m * k);
     for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], pairs[p], two);
   }
 }
@@ -66,12 +66,16 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
       codes16 codes[P];
       for (int p = 0; p < P; ++p)
         codes[p] = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps + i) * 64);
-      const int16_t* inputs = x + g * kGroup + i * 2 * kParts<F>;
-      add_part<F, 0>(codes, inputs, a.k, sums);
-      add_part<F, 1>(codes, inputs, a.k, sums);
-      if constexpr (F == Format::q4) {
-        add_part<F, 2>(codes, inputs, a.k, sums);
-        add_part<F, 3>(codes, inputs, a.k, sums);
+      if constexpr (F == Format::q8) {
+        const int16_t* inputs = x + g * kGroup + i / 2 * 8 + i % 2 * 2;
+        add_part<F, 0>(codes, inputs, a.k, sums);
+        add_part<F, 1>(codes, inputs + 4, a.k, sums);
+      } else {
+        const int16_t* inputs = x + g * kGroup + i * 8;
+        add_part<F, 0>(codes, inputs, a.k, sums);
+        add_part<F, 1>(codes, inputs + 2, a.k, sums);
+        add_part<F, 2>(codes, inputs + 4, a.k, sums);
+        add_part<F, 3>(codes, inputs + 6, a.k, sums);
       }
     }
     for (int p = 0; p < P; ++p) {
@@ -88,6 +92,13 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
   }
 }
 
+inline void put(const Output& out, int64_t row, int64_t n0, int64_t n, const f32x16& product) {
+  float* y = out.y + row * out.ldy + n0;
+  f32x16 sum = out.bias ? add(product, load_some(out.bias + n0, n - n0)) : product;
+  if (out.adds) sum = add(load_some(y, n - n0), sum);
+  store_some(y, sum, n - n0);
+}
+
 template <Format F, int M, int P>
 void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
   f32x16 acc[M][P];
@@ -99,15 +110,19 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   else
     add_dense<F>(w, w.panel(panel), a, m0, acc);
   for (int p = 0; p < P; ++p) {
-    const int64_t n0 = (panel + p) * kPanel, n = w.n - n0;
-    for (int m = 0; m < M; ++m) {
-      float* y = out.y + (m0 + m) * out.ldy + n0;
-      f32x16 sum = out.bias ? add(acc[m][p], load_some(out.bias + n0, n)) : acc[m][p];
-      if (out.adds) sum = add(load_some(y, n), sum);
-      store_some(y, sum, n);
-    }
+    for (int m = 0; m < M; ++m) put(out, m0 + m, (panel + p) * kPanel, w.n, acc[m][p]);
   }
 }
+
+}  // namespace
+}  // namespace RAMET_ISA
+}  // namespace ramet
+#ifdef RAMET_TILES
+#include "ops/tiles.h"
+#endif
+namespace ramet {
+namespace RAMET_ISA {
+namespace {
 
 // Two panels at once where the accumulators fit the registers; a single one otherwise.
 template <Format F, int M>
@@ -121,6 +136,11 @@ void run_panels(const Matrix& w, int64_t panel, int64_t num, const Activations& 
 
 template <Format F>
 void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
+#ifdef RAMET_TILES
+  if constexpr (is_quantized(F)) {
+    if (in_tiles(a.codes)) return linear_tiles<F>(w, a, out, begin, end);
+  }
+#endif
   for (int64_t block = 0; block < a.rows; block += kRowBlock) {
     const int64_t block_end = block + kRowBlock < a.rows ? block + kRowBlock : a.rows;
     for (int64_t panel = begin; panel < end; panel += 2) {
@@ -175,7 +195,7 @@ void embed(const Matrix& w, int64_t row, float* y) {
         y[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
         break;
       case Format::q8: {
-        const int64_t word = k / 4 * kPanel + lane, byte = k % 2 * 2 + k / 2 % 2;
+        const int64_t word = (k / 8 * 2 + k / 2 % 2) * kPanel + lane, byte = k % 2 * 2 + k / 4 % 2;
         const auto code = static_cast<int8_t>(panel[word * 4 + byte]);
         y[k] = half_to_float(scales[g * kPanel]) * code;
         break;

@@ -1,6 +1,6 @@
 // What is done to each row alone: quantise, norm, activation, rotary, rounding for the KV cache.
+#include "ops/codes.h"
 #include "ops/ops_isa.h"
-#include "simd.h"
 
 namespace ramet {
 namespace RAMET_ISA {
@@ -12,23 +12,18 @@ constexpr float kTiny = 1e-30f;
 // NaN and its codes zero, so that every result of the row is NaN.
 void quantize(const float* x, const Codes& to, int64_t row) {
   constexpr auto kLargest = static_cast<float>(kMaxCode);
-  const int64_t num_groups = to.k / kGroup;
-  int16_t* codes = to.codes + row * to.k;
-  GroupScale* groups = to.groups + row * num_groups;
-  for (int64_t i = 0; i < num_groups; ++i) {
-    const f32x16 a = load(x + i * kGroup), b = load(x + i * kGroup + 16), zero = set(0.0f);
+  for (int64_t g = 0; g < to.k / kGroup; ++g) {
+    const f32x16 a = load(x + g * kGroup), b = load(x + g * kGroup + 16), zero = set(0.0f);
     if (reduce_add(fma(a, zero, mul(b, zero))) != 0.0f) {
-      std::memset(codes + i * kGroup, 0, kGroup * sizeof(int16_t));
-      groups[i] = {__builtin_nanf(""), __builtin_nanf("")};
+      put_codes(to, row, g, zero, zero, {__builtin_nanf(""), __builtin_nanf("")});
       continue;
     }
     const float largest = reduce_max(max(abs(a), abs(b)));
     const f32x16 inverse = set(largest > kTiny ? kLargest / largest : 0.0f);
     const f32x16 low = round(mul(a, inverse)), high = round(mul(b, inverse));
-    store_int16(codes + i * kGroup, low);
-    store_int16(codes + i * kGroup + 16, high);
     const float scale = largest * (1.0f / kLargest);
-    groups[i] = {scale, scale * reduce_add(add(low, high))};  // whole numbers under 2^24: an exact sum
+    // The sum is of whole numbers under 2^24, so it is exact.
+    put_codes(to, row, g, low, high, {scale, scale * reduce_add(add(low, high))});
   }
 }
 
