@@ -109,17 +109,22 @@ class LLM:
             runner=RunnerConfig(threads=threads, isa=isa),
             seed=seed,
         )
-        self._start(config, progress)
+        self._start(build_engine(config, progress))
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> Self:
         """An LLM from a whole configuration, as the command line makes it."""
+        return cls.from_parts(build_engine(config, progress))
+
+    @classmethod
+    def from_parts(cls, parts: EngineParts) -> Self:
+        """An LLM of parts that the caller looks at too (``ramet bench``). What else steps their engine loses updates."""
         llm = cls.__new__(cls)
-        llm._start(config, progress)
+        llm._start(parts)
         return llm
 
-    def _start(self, config: EngineConfig, progress: Progress) -> None:
-        self._open_parts: EngineParts | None = build_engine(config, progress)
+    def _start(self, parts: EngineParts) -> None:
+        self._open_parts: EngineParts | None = parts
         self._assembler = OutputAssembler(self._parts.text.tokenizer, self._engine.abort_sequence)
         self._lock = threading.RLock()
         # Requests whose caller has left. The garbage collector ends a forgotten stream wherever it likes, on any thread and in
@@ -168,14 +173,17 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete one prompt or many (text or token ids), in the order given.
 
         ``params``, or by vLLM's name ``sampling_params``, are one for all or one each; without them the model's own defaults
-        count. One bad prompt raises ``InvalidRequest`` before any is computed.
+        count. One bad prompt raises ``InvalidRequest`` before any is computed. A long list shows a bar on a terminal unless
+        ``use_tqdm`` (vLLM's name) is False.
         """
         many = _as_list(prompts)
-        return self._run([self._encoded(prompt) for prompt in many], self._params_for(params, sampling_params, len(many)))
+        sampling = self._params_for(params, sampling_params, len(many))
+        return self._run([self._encoded(prompt) for prompt in many], sampling, with_bar=use_tqdm)
 
     def chat(
         self,
@@ -309,8 +317,8 @@ class LLM:
             self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets go
             return changed
 
-    def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        bar = _progress_bar() if len(prompts) >= _PROGRESS_FROM else None
+    def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams], with_bar: bool = True) -> list[RequestOutput]:
+        bar = _progress_bar() if with_bar and len(prompts) >= _PROGRESS_FROM else None
         with self._lock, bar or nullcontext():
             outputs: list[RequestOutput] = []
             try:

@@ -17,7 +17,7 @@ _COMMANDS = {  # each is what its module under ramet.cli has of its name
     "serve": "Serve a model over HTTP, with OpenAI's and Anthropic's API.",
     "chat": "Talk to a model.",
     "generate": "Complete one prompt.",
-    "bench": "Measure the parts, or a server.",
+    "bench": "Measure the machine, an engine, a server.",
     "doctor": "Show versions, machine and limits, for a bug report.",
 }
 _FRONT = """\

@@ -1,10 +1,12 @@
-"""``ramet bench``: what the parts cost, and what a server makes of a load, measured."""
+"""``ramet bench``: what the machine, the parts, an engine and a server do, measured."""
 
 from __future__ import annotations
 
 import click
 
 from ramet.cli.bench_engine import engine
+from ramet.cli.bench_growth import growth
+from ramet.cli.bench_limits import limits
 from ramet.cli.bench_serve import serve
 
 __all__ = ["bench"]
@@ -12,11 +14,13 @@ __all__ = ["bench"]
 
 @click.group()
 def bench() -> None:
-    """Measure the parts, or a server."""
+    """Measure the machine, the parts, an engine or a server."""
 
 
 bench.add_command(serve)
 bench.add_command(engine)
+bench.add_command(limits)
+bench.add_command(growth)
 
 
 @bench.command("cache")

@@ -42,7 +42,7 @@ def test_a_batch_shares_whole_pages_and_has_the_rest_for_itself():
 
 
 def test_a_prompt_is_measured_in_chunks_that_are_all_of_it():
-    parts = attention_cases(512)["attention, prefill of 2,000 tokens"]
+    parts = attention_cases(512)["attention, prefill of 2,000"]
     rows = [position for part in parts for position in part.batch().positions.tolist()]
     assert rows == list(range(2000))
 

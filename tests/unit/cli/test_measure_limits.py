@@ -57,7 +57,7 @@ def test_reading_and_arithmetic_overlap_and_kinds_of_arithmetic_do_not():
     assert _RATES.seconds(Work(quantized_ops=100, half_ops=50, single_ops=20)) == 3
     work = Work(40, 100, 50, 20)
     assert (_RATES.seconds(work), _RATES.bound(work)) == (4, "read")
-    assert (_RATES.seconds(work + Work(single_ops=40)), _RATES.bound(work + Work(single_ops=40))) == (5, "arithmetic")
+    assert (_RATES.seconds(work + Work(single_ops=40)), _RATES.bound(work + Work(single_ops=40))) == (5, "ops")
     assert work * 2 == Work(80, 200, 100, 40)
     assert work.num_ops == 170
 

@@ -113,11 +113,11 @@ def attention_cases(chunk_size: int) -> dict[str, list[Part]]:
     """By name, the steps that together are one measured thing; a prompt is computed in chunks."""
     starts = range(0, 2000, chunk_size)
     return {
-        "attention, prefill of 2,000 tokens": [
+        "attention, prefill of 2,000": [
             Part(1, min(start + chunk_size, 2000), rows=min(chunk_size, 2000 - start)) for start in starts
         ],
-        "attention, 16 rows on one prefix of 3,000": [Part(16, 3008, shared=2992)],
-        "attention, 16 rows, 1,000 tokens each": [Part(16, 1000)],
+        "attention, 16 rows on one 3,000": [Part(16, 3008, shared=2992)],
+        "attention, 16 rows on 1,000 each": [Part(16, 1000)],
     }
 
 

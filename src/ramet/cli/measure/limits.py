@@ -9,7 +9,7 @@ from ramet import _native
 from ramet.kernels.backend import PackedWeight
 from ramet.runner.kv_tensors import free_bytes
 
-__all__ = ["SEVERAL", "Limits", "Rates", "Work", "best_peak", "far_bytes", "linear_work", "peaks_of"]
+__all__ = ["SEVERAL", "Limits", "Rates", "Work", "far_bytes", "linear_work", "peaks_of"]
 
 SEVERAL = 3  # windows of which the best is a limit: a neighbour can only make a machine look slower
 _FAR_BYTES = 1 << 30
@@ -55,7 +55,7 @@ class Rates:
 
     def bound(self, work: Work) -> str:
         """Which of the two that is."""
-        return "read" if work.num_bytes / self.read >= self._arithmetic_s(work) else "arithmetic"
+        return "read" if work.num_bytes / self.read >= self._arithmetic_s(work) else "ops"
 
     def _arithmetic_s(self, work: Work) -> float:
         return work.quantized_ops / self.quantized + work.half_ops / self.half + work.single_ops / self.single
@@ -114,7 +114,9 @@ class Limits:
         return self.readings[-1]
 
     def spread(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest reading of each rate so far."""
+        """Lowest and highest reading of each rate so far; nothing where there is none."""
+        if not self.readings:
+            return {}
         columns = {f.name: [getattr(reading, f.name) for reading in self.readings] for f in fields(Rates)}
         return {name: (min(values), max(values)) for name, values in columns.items()}
 
@@ -122,18 +124,13 @@ class Limits:
         return max(peaks, key=self._rate)
 
     def _rate(self, peak: _Peak) -> float:
-        return best_peak(peak.isa, peak.numbers, self._threads, self._window_s)[0] / peak.passes
+        rates = [_native.measure_peak(peak.isa, peak.numbers, self._threads, self._window_s) for _ in range(SEVERAL)]
+        return max(rates) / peak.passes
 
 
 def peaks_of(isa: str) -> list[tuple[str, str, str]]:
     """(instruction set, numbers, instruction) of the arithmetic that kernels of ``isa`` may use, best first."""
     return [peak for peak in _native.peaks() if peak[0] in _BUILT_ON.get(isa, (isa,))]
-
-
-def best_peak(isa: str, numbers: str, threads: int, window_s: float) -> tuple[float, float]:
-    """Operations a second, the best and the worst of ``SEVERAL`` windows."""
-    rates = [_native.measure_peak(isa, numbers, threads, window_s) for _ in range(SEVERAL)]
-    return max(rates), min(rates)
 
 
 def far_bytes() -> int:
