@@ -10,6 +10,16 @@ namespace {
 
 constexpr int64_t kRowBlock = 256;  // rows whose activations stay in the cache while the panels pass
 
+// With so few rows a product waits for the weights. Panels lie one behind the other, so the next ones are
+// asked for a share at a time while these are worked on: machines' own prefetchers lose the track at pages'
+// ends.
+constexpr int kStreamingRows = 4;
+
+inline void fetch_share(const uint8_t* bytes, size_t num_bytes, int64_t share, int64_t num_shares) {
+  const auto n = static_cast<int64_t>(num_bytes) / num_shares;
+  for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + share * n + i);
+}
+
 template <Format F>
 f32x16 load_values(const uint8_t* panel, int64_t k) {
   const int64_t i = k * kPanel;
@@ -58,6 +68,8 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
   const GroupScale* groups = a.codes.groups + m0 * num_groups;
   const uint8_t* scales = panel + code_bytes(F, a.k);
   for (int64_t g = 0; g < num_groups; ++g) {
+    if constexpr (M <= kStreamingRows)
+      fetch_share(panel + static_cast<size_t>(P) * w.panel_bytes, P * w.panel_bytes, g, num_groups);
     dots16 sums[M][P];
     for (int m = 0; m < M; ++m) {
       for (int p = 0; p < P; ++p) sums[m][p] = no_dots();

@@ -55,6 +55,8 @@ RAMET_DOT_GROUP(dot_odd_group, 2, 3, 7)
 struct TilePanel {
   const uint8_t* bytes;    // [group][8][16 outputs][4]
   const uint16_t* scales;  // [group][1 or 2][16]
+  const uint8_t* ahead;    // as many bytes that are soon wanted, or null
+  size_t num_bytes;
 };
 
 // Products of the first R rows of a block with a panel: out[R][16].
@@ -81,6 +83,7 @@ void run_block(const TilePanel& w, const uint8_t* codes, const float* scales, in
   };
   dot_even_group<F>(codes, w.bytes, even);
   for (int64_t g = 0; g < num_groups; g += 2) {
+    if (w.ahead != nullptr) fetch_share(w.ahead, w.num_bytes, g / 2, (num_groups + 1) / 2);
     const uint8_t* ahead = codes + (g + 1) * kGroupTileBytes;
     const uint8_t* bytes = w.bytes + (g + 1) * kGroupPanelBytes;
     if (g + 1 < num_groups) dot_odd_group<F>(ahead, bytes, odd);
@@ -94,13 +97,13 @@ void run_block(const TilePanel& w, const uint8_t* codes, const float* scales, in
 }
 
 template <Format F>
-TilePanel tile_panel(const Matrix& w, int64_t panel, uint8_t* wide) {
+TilePanel tile_panel(const Matrix& w, int64_t panel, const uint8_t* ahead, uint8_t* wide) {
   const uint8_t* packed = w.panel(panel);
   const auto* scales = reinterpret_cast<const uint16_t*>(packed + code_bytes(F, w.k));
-  if constexpr (F == Format::q8) return {packed, scales};
+  if constexpr (F == Format::q8) return {packed, scales, ahead, w.panel_bytes};
   for (int64_t g = 0; g < w.k / kGroup; ++g)
     widen_group(packed + g * kGroupPanelBytes / 2, wide + g * kGroupPanelBytes);
-  return {wide, scales};
+  return {wide, scales, ahead, w.panel_bytes};
 }
 
 // Rows m0 to m0 + R of a block.
@@ -136,9 +139,13 @@ void linear_tiles(const Matrix& w, const Activations& a, const Output& out, int6
     const int64_t num = end - panel < at_once ? end - panel : at_once;
     TilePanel panels[4];
     for (int64_t p = 0; p < num; ++p)
-      panels[p] = tile_panel<F>(w, panel + p, wide + p * num_groups * kGroupPanelBytes);
+      panels[p] =
+          tile_panel<F>(w, panel + p, w.panel(panel + p + num), wide + p * num_groups * kGroupPanelBytes);
     for (int64_t m = 0; m < a.rows; m += kRowTile) {
-      for (int64_t p = 0; p < num; ++p) run_rows<F>(w, panel + p, panels[p], a, m, out);
+      for (int64_t p = 0; p < num; ++p) {
+        run_rows<F>(w, panel + p, panels[p], a, m, out);
+        panels[p].ahead = nullptr;
+      }
     }
   }
 }
