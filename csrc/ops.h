@@ -8,9 +8,7 @@ namespace ramet {
 
 constexpr int64_t kPanel = 16;  // outputs laid side by side
 constexpr int64_t kGroup = 32;  // inputs that share a scale
-constexpr int64_t kBlock = 32;  // key positions reduced together
-constexpr int64_t kSpan =
-    256;  // key positions whose online softmax runs alone, before spans are merged in order
+constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
 constexpr int64_t kMaxTaskRows = 16;
 
 enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
@@ -122,11 +120,13 @@ struct AttentionArgs {
 };
 
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
-inline int64_t partial_floats(int64_t head_dim) {
-  return padded(head_dim) + 16;
-}  // sums; then largest, total
-inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {  // of one task
-  return 2 * kBlock * padded(head_dim) + queries * (2 * partial_floats(head_dim) + padded(head_dim) + kBlock);
+inline int64_t partial_floats(int64_t head_dim) {  // sums, in whole pairs of vectors; then largest, total
+  return (head_dim + 31) / 32 * 32 + 16;
+}
+// Of one task: results, queries and scores, and a span's keys and values.
+inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
+  const int64_t per_query = 3 * partial_floats(head_dim) + kSpan;
+  return (padded(queries) + 16) * per_query + kSpan * partial_floats(head_dim) + 1024;
 }
 
 struct SampleArgs;   // sampling.h

@@ -128,6 +128,13 @@ static inline uint32_t at_least_bits(const f32x16& a, const f32x16& b) {
   return bits;
 }
 
+// a * 2^n for n + 1.5 * 2^23, as round() makes it on its way; both a and the result are normal.
+static inline f32x16 add_exponent(const f32x16& a, const f32x16& n) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_add_exponent(a.r[i], n.r[i]);
+  return y;
+}
+
 // Half to even, for |x| < 2^22: the sum with 1.5 * 2^23 has no room for a fraction.
 static inline f32x16 round(const f32x16& x) {
   const f32x16 magic = set(12582912.0f);

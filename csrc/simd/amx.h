@@ -35,5 +35,24 @@ private:
   } config_;
 };
 
+// Loads and stores of a tile register, rows `stride` bytes apart, and sum += a * b, where a has rows of 32
+// bfloat16 and b rows of 16 pairs.
+template <int T>
+static inline void tile_load(const void* p, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+static inline void tile_store(void* p, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+static inline void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(T));
+}
+template <int Sum, int A, int B>
+static inline void tile_dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+}
+
 }  // namespace RAMET_ISA
 }  // namespace ramet

@@ -36,6 +36,10 @@ static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
   return _mm256_castsi256_ps(
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
+static inline freg f_add_exponent(freg a, freg n) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
+}
 
 static inline freg f_load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

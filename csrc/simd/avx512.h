@@ -36,6 +36,10 @@ static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+static inline freg f_add_exponent(freg a, freg n) {
+  return _mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+}
 
 static inline freg f_load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

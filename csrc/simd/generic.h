@@ -54,6 +54,9 @@ static inline freg f_from_int(ireg a) { return __builtin_convertvector(a, freg);
 static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
   return same_bits<freg>((__builtin_convertvector(n, ireg) + 127) << 23);
 }
+static inline freg f_add_exponent(freg a, freg n) {
+  return same_bits<freg>(same_bits<ureg>(a) + (same_bits<ureg>(n) << 23));
+}
 
 static inline freg f_load_f16(const uint16_t* p) {
   const ureg bits = __builtin_convertvector(load_as<hreg>(p), ureg), rest = bits & 0x7fff;

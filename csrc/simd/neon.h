@@ -36,6 +36,10 @@ static inline freg f_from_int(ireg a) { return vcvtq_f32_s32(a); }
 static inline freg f_pow2(freg n) {  // n whole, -127 (gives 0) to 127
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
+static inline freg f_add_exponent(freg a, freg n) {
+  return vreinterpretq_f32_u32(
+      vaddq_u32(vreinterpretq_u32_f32(a), vshlq_n_u32(vreinterpretq_u32_f32(n), 23)));
+}
 
 static inline freg f_load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline freg f_load_bf16(const uint16_t* p) {

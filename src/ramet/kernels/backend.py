@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ramet.kernels.program import CompiledProgram, Program
 
 __all__ = [
-    "ATTENTION_BLOCK",
+    "ATTENTION_SPAN",
     "GROUP",
     "AttentionPlan",
     "Backend",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 GROUP = 32  # inputs that share a scale, in weights and in activations rounded to 16 bits
-ATTENTION_BLOCK = 32  # key positions reduced together, starting at absolute multiples of it
+ATTENTION_SPAN = 256  # key positions reduced alone, starting at absolute multiples of it
 
 WeightFormat = Literal["f32", "f16", "bf16", "q8", "q4"]
 
@@ -206,10 +206,9 @@ class Backend(Protocol):
     def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
         """Causal attention of float32[T, Hq, D] over the pages of each row's sequence: float32[T, Hq * D].
 
-        Row t at position p sees positions 0 to p. Online softmax over blocks of ``ATTENTION_BLOCK`` positions that start
-        at absolute multiples of it, left to right. A backend may run it in each span of positions alone, spans of one fixed
-        size at absolute multiples of it (256 on the CPU), and merge their results in order. Head h reads KV head
-        h // (Hq / Hkv). Slots beyond p are never read: they may hold anything.
+        Row t at position p sees positions 0 to p. Spans of ``ATTENTION_SPAN`` positions that start at absolute multiples of it
+        are reduced alone (the largest score, then the weights and what they sum to) and merged left to right. Head h reads KV
+        head h // (Hq / Hkv). Slots beyond p are never read: they may hold anything.
         """
         ...
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import ATTENTION_BLOCK, GROUP, AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
+from ramet.kernels.backend import ATTENTION_SPAN, GROUP, AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import Program
 from ramet.kernels.reference_sampling import logprob_rows, sample_rows
@@ -226,20 +226,22 @@ def _as_f32(stored: npt.NDArray[np.generic]) -> Float32:
 
 
 def _attend(q: Float32, layer: KVLayer, slots: Int32) -> Float32:
-    """One row's float32[Hq, D] (scaled) against the keys at ``slots``: online softmax, block by block."""
+    """One row's float32[Hq, D] (scaled) against the keys at ``slots``: span by span, merged as they come."""
     num_kv_heads, head_dim = layer.keys.shape[1:]
     grouped = q.reshape(num_kv_heads, -1, head_dim)
     largest = np.full(grouped.shape[:2], -np.inf, np.float32)
     total: Float32 = np.zeros(grouped.shape[:2], np.float32)
     out: Float32 = np.zeros(grouped.shape, np.float32)
-    for start in range(0, len(slots), ATTENTION_BLOCK):
-        block = slots[start : start + ATTENTION_BLOCK]
-        keys, values = (_as_f32(store[block]) for store in (layer.keys, layer.values))
+    for start in range(0, len(slots), ATTENTION_SPAN):
+        span = slots[start : start + ATTENTION_SPAN]
+        keys, values = (_as_f32(store[span]) for store in (layer.keys, layer.values))
         scores = (keys[:, :, None, :] * grouped).sum(axis=3)
-        new_largest = np.maximum(largest, scores.max(axis=0))
-        shrink = np.exp(largest - new_largest)
-        weights = np.exp(scores - new_largest)
-        total = total * shrink + weights.sum(axis=0)
-        out = out * shrink[:, :, None] + (weights[:, :, :, None] * values[:, :, None, :]).sum(axis=0)
+        own_largest = scores.max(axis=0)
+        weights = np.exp(scores - own_largest)
+        sums = (weights[:, :, :, None] * values[:, :, None, :]).sum(axis=0)
+        new_largest = np.maximum(largest, own_largest)
+        shrink, own_shrink = np.exp(largest - new_largest), np.exp(own_largest - new_largest)
+        total = total * shrink + weights.sum(axis=0) * own_shrink
+        out = out * shrink[:, :, None] + sums * own_shrink[:, :, None]
         largest = new_largest
     return out / total[:, :, None]

@@ -1,0 +1,149 @@
+// What one task of attention works on, whichever way it computes: its queries, where keys lie, partial
+// results of spans, and the softmax in a span.
+//
+// For one query the arithmetic is fixed: spans of 256 positions from absolute multiples of 256, each reduced
+// alone (its largest score first, then weights, then sums over positions in order), and merged left to right.
+// Scores are logarithms to base 2: the scale of a query has log2(e) in it.
+#pragma once
+#include "ops/ops_isa.h"
+#include "simd.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+
+constexpr int64_t kStep = 32;  // positions whose keys or values are laid out together
+
+// The result of some spans for one query: sums (values times weights), largest score, total of weights.
+struct Partial {
+  float* p;
+  int64_t dims;  // padded to whole vectors
+
+  float& largest() const { return p[partial_floats(dims) - 16]; }
+  float& total() const { return p[partial_floats(dims) - 15]; }
+  void copy_from(const Partial& other) const {
+    std::memcpy(p, other.p, static_cast<size_t>(partial_floats(dims) - 14) * sizeof(float));
+  }
+};
+
+// 2^x for x <= 0, within 2e-7 of itself; 2^-126 below that: n = round(x), a polynomial of degree 5 for
+// 2^(x - n), and n is added to the exponent. NaN stays NaN.
+static inline f32x16 pow2_of(const f32x16& x) {
+  const f32x16 magic = set(12582912.0f);  // 1.5 * 2^23: a sum with it has no room for a fraction
+  const f32x16 above = max(set(-126.0f), x), shifted = add(above, magic);
+  const f32x16 r = sub(above, sub(shifted, magic));
+  f32x16 p = set(0.001327647129073739f);
+  p = fma(p, r, set(0.009675541892647743f));
+  p = fma(p, r, set(0.05550713092088699f));
+  p = fma(p, r, set(0.24022120237350464f));
+  p = fma(p, r, set(0.6931469440460205f));
+  p = fma(p, r, set(1.0f));
+  return add_exponent(p, shifted);
+}
+
+// into = into, then the next span.
+static inline void merge_span(const Partial& into, const Partial& next) {
+  const float largest = into.largest() > next.largest() ? into.largest() : next.largest();
+  const f32x16 a = pow2_of(set(into.largest() - largest)), b = pow2_of(set(next.largest() - largest));
+  for (int64_t d = 0; d < into.dims; d += 16) {
+    store(into.p + d, fma(load(next.p + d), b, mul(load(into.p + d), a)));
+  }
+  float lanes[16];
+  store(lanes, fma(set(next.total()), b, mul(set(into.total()), a)));
+  into.total() = lanes[0];
+  into.largest() = largest;
+}
+
+static inline void write_out(const Partial& done, float* out, int64_t head_dim) {
+  const f32x16 total = set(done.total());
+  for (int64_t d = 0; d < head_dim; d += 16) store_some(out + d, div(load(done.p + d), total), head_dim - d);
+}
+
+static inline f32x16 first_lanes(const f32x16& x, int64_t n) {  // of 16; the others become zero
+  if (n >= 16) return x;
+  float lanes[16];
+  store(lanes, x);
+  return load_some(lanes, n > 0 ? n : 0);
+}
+
+struct Softened {
+  float largest, total;
+};
+
+// The first `num` of a span's scores become weights, 2 to the power of their distance from the largest, and
+// those up to `end`, a multiple of 32, become zero. put(j, a, b) takes the weights of positions j to j + 15
+// and j + 16 to j + 31, after the scores there have been read. Scores lie up to the next multiple of 16 of
+// `num`.
+template <class Put>
+static inline Softened soften(float* scores, int64_t num, int64_t end, const Put& put) {
+  for (int64_t j = num; j % 16 != 0; ++j) scores[j] = -__builtin_inff();
+  f32x16 highest = load(scores);
+  for (int64_t j = 16; j < num; j += 16) highest = max(load(scores + j), highest);
+  const float largest = reduce_max(highest);
+  const f32x16 shift = set(largest);
+  const auto weights = [&](int64_t j) { return pow2_of(sub(load(scores + j), shift)); };
+  f32x16 total = set(0.0f);
+  int64_t j = 0;
+  for (; j + kStep <= num; j += kStep) {
+    const f32x16 a = weights(j), b = weights(j + 16);
+    total = add(add(total, a), b);
+    put(j, a, b);
+  }
+  for (; j < end; j += kStep) {
+    const f32x16 a = j < num ? first_lanes(weights(j), num - j) : set(0.0f);
+    const f32x16 b = j + 16 < num ? first_lanes(weights(j + 16), num - j - 16) : set(0.0f);
+    total = add(add(total, a), b);
+    put(j, a, b);
+  }
+  return {largest, reduce_add(total)};
+}
+
+// The queries of one task and KV head, `group` heads of each row; rows rise in position.
+struct TaskView {
+  const AttentionArgs& args;
+  const AttentionTask& task;
+  const int64_t kv_head, group, num_queries;
+
+  TaskView(const AttentionArgs& a, const AttentionTask& t, int64_t head)
+      : args(a),
+        task(t),
+        kv_head(head),
+        group(a.num_heads / a.num_kv_heads),
+        num_queries(a.num_heads / a.num_kv_heads * t.num_rows) {}
+
+  int64_t row(int64_t query) const { return args.task_rows[task.first_row + query / group]; }
+  int64_t head(int64_t query) const { return kv_head * group + query % group; }
+  const float* q(int64_t query) const { return args.q + row(query) * args.ldq + head(query) * args.head_dim; }
+  float* out(int64_t query) const {
+    return args.out + (row(query) * args.num_heads + head(query)) * args.head_dim;
+  }
+  f32x16 q_scale() const { return set(args.scale * 1.44269504f); }
+
+  // How many positions of the span at `begin` a query sees; under 1 for none.
+  int64_t num_seen(int64_t query, int64_t begin) const {
+    const int64_t n = args.positions[row(query)] + 1 - begin;
+    return n < kSpan ? n : kSpan;
+  }
+  // Those that see any of it are the last ones.
+  int64_t first_query_at(int64_t begin) const {
+    int64_t i = 0;
+    while (num_seen(i, begin) < 1) i += group;
+    return i;
+  }
+
+  // Where the keys of `num` positions from `start` on lie.
+  void find(int64_t start, int64_t num, int64_t* offsets) const {
+    const int32_t* page = args.page_ids + task.first_page + start / args.page_size;
+    int64_t within = start % args.page_size;
+    for (int64_t j = 0; j < num; ++j) {
+      const int64_t slot = *page * args.page_size + within;
+      offsets[j] = (slot * args.num_kv_heads + kv_head) * args.head_dim;
+      if (++within == args.page_size) {
+        within = 0;
+        ++page;
+      }
+    }
+  }
+};
+
+}  // namespace RAMET_ISA
+}  // namespace ramet
