@@ -16,8 +16,8 @@ test: $(VENV)/.dev  ## all tests
 check: lint types sanitize test  ## what has to hold before anything lands: `make test`, and the gates before it
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 types: $(VENV)/.dev
@@ -30,8 +30,8 @@ sanitize: $(VENV)/.dev  ## the kernels against each other under ASan and UBSan
 	build/sanitize/selfcheck
 
 format: $(VENV)/.dev
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests tools
+	$(BIN)/ruff format src tests tools
 	$(BIN)/clang-format -i $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise cover)
@@ -40,8 +40,14 @@ exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise c
 fault: $(VENV)/.dev  ## the faults of the HTTP server in their full size; H8 needs root and ip(8)
 	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server tests/fault
 
-bench: $(VENV)/.run
+BENCH := build/bench
+bench: $(VENV)/.run  ## machine, engine, tree, growth; the pictures in docs/bench are drawn anew
+	$(BIN)/ramet bench limits --save $(BENCH)/limits.json
+	$(BIN)/ramet bench engine --save $(BENCH)/engine.json
+	$(BIN)/ramet bench engine --kernels --save $(BENCH)/kernels.json
 	$(BIN)/ramet bench cache
+	$(BIN)/ramet bench growth --save $(BENCH)/growth.json
+	$(BIN)/python tools/draw_bench.py $(BENCH) docs/bench
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -87,7 +87,8 @@ def _memory(subject: Subject) -> Curve:
             subject.seconds([next(prompts)], 1)
             held += _STEP_TOKENS
         ys.append(max(1, _resident_bytes() - before) / 1e6)
-    return Curve("resident memory", "cached tokens", "MB", totals, tuple(ys), "1: a token's KV has one size")
+    expected = f"1: a token's KV is {subject.kv.token_bytes:,} bytes"
+    return Curve("resident memory", "cached tokens", "MB", totals, tuple(ys), expected)
 
 
 def _prefill(subject: Subject) -> Curve:
