@@ -80,32 +80,29 @@ SamplingRows to_sampling(const Attributes& of, size_t n) {
   return s;
 }
 
-void sample(Kernels& self, const Array<const float, 2>& logits, const nb::object& sampling,
-            const Row<int32_t>& rows, const Row<double>& draws, const Array<int32_t, 1>& token_ids,
-            const Array<int32_t, 1>& faults, const Array<int64_t, 1>& fault_sizes) {
+void sample(Kernels& self, const Array<const float, 2>& logits, const nb::object& sampling, int64_t first_row,
+            const Row<double>& draws, const Array<int32_t, 1>& token_ids, const Array<int32_t, 1>& faults,
+            const Array<int64_t, 1>& fault_sizes) {
   const size_t num_rows = logits.shape(0);
   require(logits.shape(1) > 0 && logits.shape(1) < (size_t{1} << 31),
           "logits are float32[R, V], V at least 1");
-  require(rows.size() == num_rows && draws.size() == num_rows,
-          "rows and draws have one for each row of logits");
+  require(draws.size() == num_rows, "draws have one for each row of logits");
   require(token_ids.size() == num_rows && faults.size() == num_rows && fault_sizes.size() == num_rows,
           "token_ids, faults and fault_sizes have one for each row of logits");
   const Attributes attributes(sampling);
   const size_t num_params = attributes.row<float>("temperature").size();
+  require(first_row >= 0 && num_rows <= num_params && static_cast<size_t>(first_row) <= num_params - num_rows,
+          "rows are places in sampling");
   SampleArgs args{};
   args.logits = logits.data();
   args.num_rows = static_cast<int64_t>(num_rows);
   args.vocab_size = static_cast<int64_t>(logits.shape(1));
   args.sampling = to_sampling(attributes, num_params);
-  args.rows = rows.data();
+  args.first_row = first_row;
   args.draws = draws.data();
   args.token_ids = token_ids.data();
   args.faults = reinterpret_cast<RowFault*>(faults.data());
   args.fault_sizes = fault_sizes.data();
-  for (size_t i = 0; i < num_rows; ++i) {
-    require(rows.data()[i] >= 0 && static_cast<size_t>(rows.data()[i]) < num_params,
-            "rows are places in sampling");
-  }
   const nb::gil_scoped_release release;
   const Kernels::Turn turn(self);
   self.sample(args);

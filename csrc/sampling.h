@@ -35,7 +35,7 @@ struct SampleArgs {
   const float* logits;  // [num_rows][vocab_size]
   int64_t num_rows, vocab_size;
   SamplingRows sampling;
-  const int32_t* rows;   // [num_rows] place in `sampling`
+  int64_t first_row;     // place in `sampling` of the first
   const double* draws;   // [num_rows] in [0, 1)
   int32_t* token_ids;    // [num_rows] -1 where there is a fault
   RowFault* faults;      // [num_rows]
@@ -60,7 +60,7 @@ inline int64_t whole_blocks(int64_t n) { return (n + kScanBlock - 1) / kScanBloc
 // Bytes of scratch for a row: sums, largest of each block, scores, weights, few, and two tables of bits.
 inline size_t sampling_scratch_bytes(int64_t vocab_size) {
   const int64_t n = whole_blocks(vocab_size), blocks = n / kScanBlock;
-  const int64_t words = whole_blocks(blocks) + 2 * n + kFewLogits + 2 * (n / 32);
+  const int64_t words = 2 * whole_blocks(blocks) + 2 * n + kFewLogits + 2 * (n / 32);
   return static_cast<size_t>(words * 4 + (blocks + 7) / 8 * 8 * 8);
 }
 

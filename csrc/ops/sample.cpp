@@ -5,58 +5,57 @@
 // token) are float32 and fill whole blocks, with -inf and 0 at the end. A filter keeps what lies above a cut
 // and zeroes the rest in place; a cut is found by bisecting the bits of floats. Sums are float32 in a block
 // and double over blocks, in order, so they are a function of the row alone.
+#include "ops/cuts.h"
 #include "ops/ops_isa.h"
-#include "sampling.h"
-#include "simd.h"
 
 namespace ramet {
 namespace RAMET_ISA {
 
-constexpr float kInfinity = __builtin_inff(), kLargestFloat = 3.402823466e38f;
-
 struct Work {
-  int64_t n, blocks;        // n in whole blocks
-  double* sums;             // [blocks]
-  float* largest;           // [blocks, filled up with -inf]
-  float *scores, *weights;  // [n]
-  float* few;               // [kFewLogits]
-  uint32_t *may, *listed;   // bits of n
+  int64_t num_blocks;
+  double* sums;            // [num_blocks] of weights
+  Blocks scores, weights;  // the lists of the largest ones are filled up with -inf to whole blocks
+  float* few;              // [kFewLogits]
+  uint32_t *may, *listed;  // bits of n
 
-  Work(uint8_t* memory, int64_t vocab_size) : n(whole_blocks(vocab_size)), blocks(n / kScanBlock) {
+  Work(uint8_t* memory, int64_t vocab_size) {
+    const int64_t n = whole_blocks(vocab_size);
+    num_blocks = n / kScanBlock;
+    const int64_t num_largest = whole_blocks(num_blocks);
     sums = reinterpret_cast<double*>(memory);
-    largest = reinterpret_cast<float*>(sums + (blocks + 7) / 8 * 8);
-    scores = largest + whole_blocks(blocks);
-    weights = scores + n;
-    few = weights + n;
+    auto* floats = reinterpret_cast<float*>(sums + (num_blocks + 7) / 8 * 8);
+    scores = {floats + 2 * num_largest, floats, n};
+    weights = {scores.x + n, floats + num_largest, n};
+    few = weights.x + n;
     may = reinterpret_cast<uint32_t*>(few + kFewLogits);
     listed = may + n / 32;
+    for (int64_t b = num_blocks; b < num_largest; ++b) scores.largest[b] = -kInfinity;
   }
 };
 
 // --- scores ---
 
-static void find_largest(Work& w) {
-  for (int64_t b = 0; b < w.blocks; ++b) {
+static void find_largest(const Blocks& scores) {
+  for (int64_t start = 0; start < scores.n; start += kScanBlock) {
     f32x16 most = set(-kInfinity);
-    for (int64_t i = 0; i < kScanBlock; i += 16) most = max(most, load(w.scores + b * kScanBlock + i));
-    w.largest[b] = reduce_max(most);
+    for (int64_t i = start; i < start + kScanBlock; i += 16) most = max(most, load(scores.x + i));
+    scores.largest[start / kScanBlock] = reduce_max(most);
   }
-  for (int64_t b = w.blocks; b < whole_blocks(w.blocks); ++b) w.largest[b] = -kInfinity;
 }
 
 static float largest_of(const Work& w) {
   f32x16 most = set(-kInfinity);
-  for (int64_t b = 0; b < w.blocks; b += 16) most = max(most, load(w.largest + b));
+  for (int64_t b = 0; b < w.num_blocks; b += 16) most = max(most, load(w.scores.largest + b));
   return reduce_max(most);
 }
 
 // Copies the logits whose bit is set (all, where `may` is null), -inf for the others. Gives false where one
 // of them all, set or not, is NaN or infinite.
-static bool copy_scores(const float* logits, int64_t vocab_size, const uint32_t* may, Work& w) {
+static bool copy_scores(const float* logits, int64_t vocab_size, const uint32_t* may, const Blocks& scores) {
   const f32x16 zero = set(0.0f), out = set(-kInfinity);
   bool is_finite = true;
-  for (int64_t start = 0; start < w.n; start += kScanBlock) {
-    f32x16 zeros = zero;  // or NaN
+  for (int64_t start = 0; start < scores.n; start += kScanBlock) {
+    f32x16 zeros = zero, most = out;  // zeros, or NaN
     for (int64_t i = start; i < start + kScanBlock; i += 16) {
       f32x16 x = out;
       if (i + 16 <= vocab_size) {
@@ -67,9 +66,11 @@ static bool copy_scores(const float* logits, int64_t vocab_size, const uint32_t*
         x = where_bits((1u << (vocab_size - i)) - 1, load_some(logits + i, vocab_size - i), out);
       }
       if (may != nullptr) x = where_bits(may[i / 32] >> (i % 32), x, out);
-      store(w.scores + i, x);
+      most = max(most, x);
+      store(scores.x + i, x);
     }
     is_finite &= reduce_add(zeros) == 0.0f;
+    scores.largest[start / kScanBlock] = reduce_max(most);
   }
   return is_finite;
 }
@@ -97,7 +98,7 @@ static const uint32_t* find_allowed(const SamplingRows& s, int64_t row, Work& w)
                 *banned = s.banned.begin(row);
   const bool has_list = allowed != s.allowed.end(row);
   if (first_mask[0] == first_mask[1] && !has_list && banned == s.banned.end(row)) return nullptr;
-  const auto num_words = static_cast<size_t>(w.n / 32);
+  const auto num_words = static_cast<size_t>(w.scores.n / 32);
   const auto given =
       static_cast<size_t>(s.mask_words) < num_words ? static_cast<size_t>(s.mask_words) : num_words;
   std::memset(w.may, 0xff, num_words * 4);
@@ -125,20 +126,20 @@ static bool adjust(const SamplingRows& s, int64_t row, Work& w) {
   const float* const values = s.bias_values + s.bias.indptr[row];
   const int64_t num_biases = s.bias.end(row) - bias;
   for (int64_t i = 0; i < num_biases; ++i) {
-    float& score = w.scores[bias[i]];
+    float& score = w.scores.x[bias[i]];
     if (score != -kInfinity) score = to_score(static_cast<double>(score) + static_cast<double>(values[i]));
   }
   const double repetition = s.repetition_penalty[row], frequency = s.frequency_penalty[row],
                presence = s.presence_penalty[row];
   if (repetition == 1 && frequency == 0 && presence == 0) return num_biases > 0;
   const int32_t *const history = s.history.begin(row), *const end = s.history.end(row);
-  auto* const counts = reinterpret_cast<int32_t*>(w.weights);  // of the ids of the history alone
+  auto* const counts = reinterpret_cast<int32_t*>(w.weights.x);  // of the ids of the history alone
   for (const int32_t* id = history; id != end; ++id) counts[*id] = 0;
   for (const int32_t* id = history + s.history_prompt_lens[row]; id < end; ++id) ++counts[*id];
   for (const int32_t* id = history; id != end; ++id) {
     const int32_t count = counts[*id];
     counts[*id] = -1;  // it is done
-    float& score = w.scores[*id];
+    float& score = w.scores.x[*id];
     if (count < 0 || score == -kInfinity) continue;
     double x = score;
     if (repetition != 1) x = x > 0 ? x / repetition : x * repetition;
@@ -148,155 +149,63 @@ static bool adjust(const SamplingRows& s, int64_t row, Work& w) {
   return true;
 }
 
-// --- cuts ---
-
-// A filter keeps all values above, and those that are equal but for the last `surplus` of them.
-struct Cut {
-  float value;
-  int64_t surplus;
-};
-
-// How many values are at least a limit, and their sum.
-struct Tally {
-  double count, mass;
-};
-
-// Floats in their order as whole numbers; both zeros are one.
-static uint32_t key_of(float x) {
-  const uint32_t bits = x == 0 ? 0 : bits_of_float(x);
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000;
-}
-static float float_of(uint32_t key) { return float_of_bits(key >> 31 != 0 ? key & 0x7fffffff : ~key); }
-
-template <bool kByMass>
-static Tally tally(const float* x, int64_t n, float limit) {
-  const f32x16 at_least = set(limit), zero = set(0.0f), one = set(1.0f);
-  Tally all{0, 0};
-  for (int64_t start = 0; start < n; start += kScanBlock) {
-    f32x16 count = zero, mass = zero;
-    for (int64_t i = start; i < start + kScanBlock; i += 16) {
-      const f32x16 v = load(x + i);
-      count = add(count, where_at_least(v, at_least, one, zero));
-      if (kByMass) mass = add(mass, where_at_least(v, at_least, v, zero));
-    }
-    all.count += static_cast<double>(reduce_add(count));
-    if (kByMass) all.mass += static_cast<double>(reduce_add(mass));
-  }
-  return all;
-}
-
-// Values of at least `low` are enough, those of at least `high` are not.
-struct Bracket {
-  uint32_t low, high;  // keys
-  Tally at_low, at_high;
-};
-
-static double measure(bool by_mass, const Tally& tally) { return by_mass ? tally.mass : tally.count; }
-
-// Halves the bracket until at most `num_few` values are in it, or all that are in it are equal. `above` is
-// the tally of what is not in x.
-template <bool kByMass>
-static void narrow(Bracket& bracket, const float* x, int64_t n, const Tally& above, double wanted,
-                   double num_few) {
-  while (bracket.high - bracket.low > 1 && bracket.at_low.count - bracket.at_high.count > num_few) {
-    const uint32_t middle = bracket.low + (bracket.high - bracket.low) / 2;
-    Tally found = tally<kByMass>(x, n, float_of(middle));
-    found.count += above.count;
-    found.mass += above.mass;
-    if (measure(kByMass, found) >= wanted) {
-      bracket.low = middle;
-      bracket.at_low = found;
-    } else {
-      bracket.high = middle;
-      bracket.at_high = found;
-    }
-  }
-}
-
-// Where the fewest largest values end whose number (or sum) is `wanted`, from `low` (under the cut for
-// certain) to `high` (the largest value). All of at least `low` are kept where they are not enough.
-template <bool kByMass>
-static Cut find_cut(const float* x, int64_t n, float low, float high, double wanted, float* few) {
-  Bracket bracket{key_of(low), key_of(high) + 1, tally<kByMass>(x, n, low), {0, 0}};
-  if (!(measure(kByMass, bracket.at_low) > wanted)) return {low, 0};
-  narrow<kByMass>(bracket, x, n, {0, 0}, wanted, kFewLogits);
-  if (bracket.high - bracket.low > 1) {
-    const f32x16 at_least = set(float_of(bracket.low)), below = set(float_of(bracket.high));
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; i += 16) {
-      const f32x16 v = load(x + i);
-      for (uint32_t hits = at_least_bits(v, at_least) & ~at_least_bits(v, below); hits != 0;
-           hits &= hits - 1) {
-        few[count++] = x[i + __builtin_ctz(hits)];
-      }
-    }
-    const int64_t padded_count = whole_blocks(count);
-    while (count < padded_count) few[count++] = -kInfinity;
-    narrow<kByMass>(bracket, few, padded_count, Tally{bracket.at_high}, wanted, 0);
-  }
-  const float value = float_of(bracket.low);
-  const double equal = bracket.at_low.count - bracket.at_high.count;
-  const double lacking = wanted - measure(kByMass, bracket.at_high);
-  double kept = kByMass ? __builtin_ceil(lacking / static_cast<double>(value)) : lacking;
-  kept = kept < 1 ? 1 : kept > equal ? equal : kept;
-  return {value, static_cast<int64_t>(equal - kept)};
-}
-
-// What is below the cut becomes `out`.
-static void keep(float* x, int64_t n, const Cut& cut, float out) {
-  const f32x16 limit = set(cut.value), outs = set(out);
-  for (int64_t i = 0; i < n; i += 16) {
-    const f32x16 v = load(x + i);
-    store(x + i, where_at_least(v, limit, v, outs));
-  }
-  int64_t surplus = cut.surplus;
-  for (int64_t i = n; surplus > 0 && i > 0; --i) {
-    if (x[i - 1] != cut.value) continue;
-    x[i - 1] = out;
-    --surplus;
-  }
-}
-
 // The k largest scores. Each block has one that is at least its largest, so the k-th of the largest ones is a
 // floor, and seldom far below.
 static Cut largest_scores(const Work& w, int64_t k, float most) {
   const auto wanted = static_cast<double>(k);
+  const Blocks tops{w.scores.largest, nullptr, whole_blocks(w.num_blocks)};
   float floor = -kLargestFloat;
-  if (k <= w.blocks)
-    floor = find_cut<false>(w.largest, whole_blocks(w.blocks), floor, most, wanted, w.few).value;
-  return find_cut<false>(w.scores, w.n, floor, most, wanted, w.few);
+  if (k <= w.num_blocks) floor = find_cut<false>(tops, floor, most, wanted, w.few).value;
+  return find_cut<false>(w.scores, floor, most, wanted, w.few);
 }
 
 // The nucleus. Tokens whose weight is below (1 - top_p) / n of the total can together not be what it lacks.
 static Cut nucleus(const Work& w, double top_p, double total) {
-  const double floor = 0.5 * (1 - top_p) * total / static_cast<double>(w.n);
-  return find_cut<true>(w.weights, w.n, floor > 1e-37 ? static_cast<float>(floor) : 1e-37f, 1.0f,
-                        top_p * total, w.few);
+  const double floor = 0.5 * (1 - top_p) * total / static_cast<double>(w.weights.n);
+  return find_cut<true>(w.weights, floor > 1e-37 ? static_cast<float>(floor) : 1e-37f, 1.0f, top_p * total,
+                        w.few);
 }
 
 // --- weights ---
 
-// exp((score - most) / temperature). In a block whose largest score is below `floor`, all are 0.
-static void weigh(Work& w, float most, float temperature, float floor) {
+// exp((score - most) / temperature), and their sum. In a block whose largest score is below `floor`, all are
+// 0.
+static double weigh(Work& w, float most, float temperature, float floor) {
   const float inverse = 1 / temperature;  // infinite where the temperature is under the smallest normal float
   const f32x16 center = set(most), scale = set(inverse < kLargestFloat ? inverse : kLargestFloat);
   const float vanishing = most - 89 * temperature;  // exp is 0 from -88 on
-  for (int64_t b = 0; b < w.blocks; ++b) {
-    float* const to = w.weights + b * kScanBlock;
-    if (w.largest[b] < floor || w.largest[b] < vanishing) {
-      std::memset(to, 0, kScanBlock * sizeof(float));
-      continue;
+  const float limit = floor > vanishing ? floor : vanishing;
+  double total = 0;
+  for (int64_t b = 0; b < w.num_blocks; ++b) {
+    const int64_t start = b * kScanBlock;
+    f32x16 sum = set(0.0f), heaviest = sum;
+    if (w.scores.is_below(start, limit)) {
+      std::memset(w.weights.x + start, 0, kScanBlock * sizeof(float));
+    } else {
+      for (int64_t i = start; i < start + kScanBlock; i += 16) {
+        const f32x16 weight = exp(mul(sub(load(w.scores.x + i), center), scale));
+        store(w.weights.x + i, weight);
+        sum = add(sum, weight);
+        heaviest = max(heaviest, weight);
+      }
     }
-    const float* const from = w.scores + b * kScanBlock;
-    for (int64_t i = 0; i < kScanBlock; i += 16) store(to + i, exp(mul(sub(load(from + i), center), scale)));
+    w.weights.largest[b] = reduce_max(heaviest);
+    w.sums[b] = static_cast<double>(reduce_add(sum));
+    total += w.sums[b];
   }
+  return total;
 }
 
-static double sum_weights(Work& w) {
+// What is below the cut weighs nothing. Gives the new sum.
+static double keep_weights(Work& w, const Cut& cut) {
+  keep(w.weights, cut, 0.0f);
   double total = 0;
-  for (int64_t b = 0; b < w.blocks; ++b) {
+  for (int64_t b = 0; b < w.num_blocks; ++b) {
+    const int64_t start = b * kScanBlock;
     f32x16 sum = set(0.0f);
-    for (int64_t i = 0; i < kScanBlock; i += 16) sum = add(sum, load(w.weights + b * kScanBlock + i));
+    if (!w.weights.is_below(start, cut.value)) {
+      for (int64_t i = start; i < start + kScanBlock; i += 16) sum = add(sum, load(w.weights.x + i));
+    }
     w.sums[b] = static_cast<double>(reduce_add(sum));
     total += w.sums[b];
   }
@@ -309,12 +218,12 @@ static double sum_weights(Work& w) {
 static int64_t find_draw(const Work& w, double target) {
   int64_t b = 0;
   double reached = 0;
-  while (b + 1 < w.blocks && !(reached + w.sums[b] > target)) reached += w.sums[b++];
+  while (b + 1 < w.num_blocks && !(reached + w.sums[b] > target)) reached += w.sums[b++];
   int64_t chosen = 0;
   for (int64_t i = b * kScanBlock; i < (b + 1) * kScanBlock; ++i) {
-    if (w.weights[i] == 0) continue;
+    if (w.weights.x[i] == 0) continue;
     chosen = i;
-    reached += static_cast<double>(w.weights[i]);
+    reached += static_cast<double>(w.weights.x[i]);
     if (reached > target) break;
   }
   return chosen;
@@ -324,24 +233,20 @@ static int64_t draw(const SamplingRows& s, int64_t row, double u, int64_t vocab_
   float floor = -kInfinity;
   if (s.top_k[row] > 0 && s.top_k[row] < vocab_size) {
     const Cut cut = largest_scores(w, s.top_k[row], most);
-    keep(w.scores, w.n, cut, -kInfinity);
+    keep(w.scores, cut, -kInfinity);
     floor = cut.value;
   }
-  weigh(w, most, s.temperature[row], floor);
-  if (s.min_p[row] > 0) keep(w.weights, w.n, {s.min_p[row], 0}, 0.0f);
-  double total = sum_weights(w);
-  if (s.top_p[row] < 1) {
-    keep(w.weights, w.n, nucleus(w, static_cast<double>(s.top_p[row]), total), 0.0f);
-    total = sum_weights(w);
-  }
+  double total = weigh(w, most, s.temperature[row], floor);
+  if (s.min_p[row] > 0) total = keep_weights(w, {s.min_p[row], 0});
+  if (s.top_p[row] < 1) total = keep_weights(w, nucleus(w, static_cast<double>(s.top_p[row]), total));
   return find_draw(w, u * total);
 }
 
 static int64_t first_of(const Work& w, float score) {
   int64_t b = 0;
-  while (w.largest[b] < score) ++b;
+  while (w.scores.largest[b] < score) ++b;
   for (int64_t i = b * kScanBlock;; i += 16) {
-    const uint32_t hits = at_least_bits(load(w.scores + i), set(score));
+    const uint32_t hits = at_least_bits(load(w.scores.x + i), set(score));
     if (hits != 0) return i + __builtin_ctz(hits);
   }
 }
@@ -349,7 +254,7 @@ static int64_t first_of(const Work& w, float score) {
 void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   Work w(memory, args.vocab_size);
   const SamplingRows& s = args.sampling;
-  const int64_t row = args.rows[i];
+  const int64_t row = args.first_row + i;
   const float* const logits = args.logits + i * args.vocab_size;
   const auto fail = [&](RowFault fault, int64_t size) {
     args.token_ids[i] = -1;
@@ -358,11 +263,10 @@ void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   };
   const int32_t* const unknown = find_unknown_id(s, row, args.vocab_size);
   const uint32_t* const may = unknown == nullptr ? find_allowed(s, row, w) : nullptr;
-  if (!copy_scores(logits, args.vocab_size, may, w))
+  if (!copy_scores(logits, args.vocab_size, may, w.scores))
     return fail(RowFault::not_finite, count_not_finite(logits, args.vocab_size));
   if (unknown != nullptr) return fail(RowFault::unknown_id, *unknown);
-  adjust(s, row, w);
-  find_largest(w);
+  if (adjust(s, row, w)) find_largest(w.scores);
   const float most = largest_of(w);
   if (most == -kInfinity) return fail(RowFault::none_left, 0);
   const bool is_greedy = s.temperature[row] == 0;
@@ -376,39 +280,42 @@ void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
 // --- logprobs ---
 
 // Better ones, and equal ones with a lower id.
-static int64_t count_before(const Work& w, int64_t token_id) {
-  const float score = w.scores[token_id];
+static int64_t count_before(const Blocks& scores, int64_t token_id) {
+  const float score = scores.x[token_id];
   const f32x16 at_least = set(score), above = set(float_of(key_of(score) + 1));
   int64_t count = 0;
-  for (int64_t i = 0; i < w.n; i += 16) {
-    const f32x16 v = load(w.scores + i);
-    const bool is_lower = i + 16 <= token_id, is_own = !is_lower && i <= token_id;
-    if (is_own) {
-      const uint32_t lower = (1u << (token_id - i)) - 1;
-      count += __builtin_popcount((at_least_bits(v, at_least) & lower) | at_least_bits(v, above));
-    } else {
-      count += __builtin_popcount(at_least_bits(v, is_lower ? at_least : above));
+  for (int64_t start = 0; start < scores.n; start += kScanBlock) {
+    if (scores.is_below(start, score)) continue;
+    for (int64_t i = start; i < start + kScanBlock; i += 16) {
+      const f32x16 v = load(scores.x + i);
+      uint32_t better = at_least_bits(v, above);
+      if (i + 16 <= token_id) {
+        better = at_least_bits(v, at_least);
+      } else if (i <= token_id) {
+        better |= at_least_bits(v, at_least) & ((1u << (token_id - i)) - 1);
+      }
+      count += __builtin_popcount(better);
     }
   }
   return count;
 }
 
 // The `count` best ids and their scores, falling, equal ones by rising id. The scores of the others are lost.
-static void find_best(Work& w, int64_t count, float most, int32_t* ids, float* values) {
+static void find_best(const Work& w, int64_t count, float most, int32_t* ids, float* values) {
   const Cut cut = largest_scores(w, count, most);
-  keep(w.scores, w.n, cut, -kInfinity);
+  keep(w.scores, cut, -kInfinity);
   int64_t found = 0;
-  for (int64_t i = 0; i < w.n; i += 16) {
-    if (w.largest[i / kScanBlock] < cut.value) continue;
-    for (uint32_t hits = at_least_bits(load(w.scores + i), set(cut.value)); hits != 0; hits &= hits - 1) {
+  for (int64_t i = 0; i < w.scores.n; i += 16) {
+    if (w.scores.is_below(i, cut.value)) continue;
+    for (uint32_t hits = at_least_bits(load(w.scores.x + i), set(cut.value)); hits != 0; hits &= hits - 1) {
       const int64_t id = i + __builtin_ctz(hits);
       int64_t at = found++;
-      for (; at > 0 && values[at - 1] < w.scores[id]; --at) {
+      for (; at > 0 && values[at - 1] < w.scores.x[id]; --at) {
         ids[at] = ids[at - 1];
         values[at] = values[at - 1];
       }
       ids[at] = static_cast<int32_t>(id);
-      values[at] = w.scores[id];
+      values[at] = w.scores.x[id];
     }
   }
 }
@@ -416,20 +323,18 @@ static void find_best(Work& w, int64_t count, float most, int32_t* ids, float* v
 void logprobs(const LogprobArgs& args, int64_t i, uint8_t* memory) {
   if (args.num_best[i] < 0) return;
   Work w(memory, args.vocab_size);
-  if (!copy_scores(args.logits + i * args.vocab_size, args.vocab_size, nullptr, w)) {
+  if (!copy_scores(args.logits + i * args.vocab_size, args.vocab_size, nullptr, w.scores)) {
     args.logprobs[i] = __builtin_nanf("");
     args.ranks[i] = static_cast<int32_t>(args.vocab_size);
     return;
   }
-  find_largest(w);
   const float most = largest_of(w);
-  weigh(w, most, 1.0f, -kInfinity);
-  const double log_total = __builtin_log(sum_weights(w));
+  const double log_total = __builtin_log(weigh(w, most, 1.0f, -kInfinity));
   const auto logprob_of = [&](float score) {
     return static_cast<float>(static_cast<double>(score) - static_cast<double>(most) - log_total);
   };
-  args.logprobs[i] = logprob_of(w.scores[args.token_ids[i]]);
-  args.ranks[i] = static_cast<int32_t>(1 + count_before(w, args.token_ids[i]));
+  args.logprobs[i] = logprob_of(w.scores.x[args.token_ids[i]]);
+  args.ranks[i] = static_cast<int32_t>(1 + count_before(w.scores, args.token_ids[i]));
   const int64_t count = args.num_best[i] < args.vocab_size ? args.num_best[i] : args.vocab_size;
   if (count == 0) return;
   float* const values = args.top_logprobs + i * args.width;

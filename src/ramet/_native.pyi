@@ -69,7 +69,7 @@ class Kernels:
         self,
         logits: Float32,
         sampling: RowSampling,
-        rows: Int32,
+        first_row: int,
         draws: npt.NDArray[np.float64],
         token_ids: Int32,
         faults: Int32,

@@ -58,7 +58,7 @@ def draws_of(sampling: RowSampling) -> np.ndarray:
 
 
 def pick(backend: Backend, logits: Float32, sampling: RowSampling, draws: np.ndarray) -> Picks:
-    return backend.sample(logits, sampling, np.arange(len(logits), dtype=np.int32), draws)
+    return backend.sample(logits, sampling, 0, draws)
 
 
 def agrees(token_id: int, logits: Float32, sampling: RowSampling, u: float) -> bool:
@@ -69,9 +69,9 @@ def agrees(token_id: int, logits: Float32, sampling: RowSampling, u: float) -> b
             min_p=np.clip(sampling.min_p * np.float32(1 + min_p), 0, 1).astype(np.float32),
             top_p=np.where(sampling.top_p < 1, np.clip(sampling.top_p + np.float32(top_p), 1e-9, 1), 1).astype(np.float32),
         )
-        around = np.array([max(u - EDGE, 0.0), u, min(u + EDGE, 1 - 2.0**-53)])
-        found = REFERENCE.sample(logits[None].repeat(3, 0), moved, np.zeros(3, np.int32), around).token_ids
-        if found[0] <= token_id <= found[2]:
+        around = max(u - EDGE, 0.0), min(u + EDGE, 1 - 2.0**-53)
+        first, last = (int(pick(REFERENCE, logits[None], moved, np.array([at])).token_ids[0]) for at in around)
+        if first <= token_id <= last:
             return True
     return False
 
@@ -248,24 +248,23 @@ def test_unknown_ids_are_named(backend: Backend, unknown: int) -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused(backend: Backend) -> None:
-    logits, sampling, rows, draws = np.zeros((2, 9), np.float32), rows_of({}, {}), np.arange(2, dtype=np.int32), np.zeros(2)
+    logits, sampling, first_row, draws = np.zeros((2, 9), np.float32), rows_of({}, {}), 0, np.zeros(2)
     broken: list[tuple[Any, ...]] = [
-        (logits, sampling, np.array([0, 2], np.int32), draws),
-        (logits, sampling, np.array([0, -1], np.int32), draws),
-        (logits, sampling, rows[:1], draws),
-        (logits, sampling, rows, draws[:1]),
-        (logits, replace(sampling, top_k=sampling.top_k.astype(np.int64)), rows, draws),
-        (logits, replace(sampling, top_p=sampling.top_p[:1]), rows, draws),
-        (logits, replace(sampling, bias_indptr=np.array([0, 0, 1], np.int32)), rows, draws),
-        (logits, replace(sampling, banned_indptr=np.array([0, -1, 0], np.int32)), rows, draws),
-        (logits, replace(sampling, mask_indptr=np.array([0, 1, 1], np.int32)), rows, draws),
-        (logits, replace(sampling, history_prompt_lens=np.array([0, 1], np.int32)), rows, draws),
-        (np.zeros((2, 0), np.float32), sampling, rows, draws),
+        (logits, sampling, 1, draws),
+        (logits, sampling, -1, draws),
+        (logits, sampling, first_row, draws[:1]),
+        (logits, replace(sampling, top_k=sampling.top_k.astype(np.int64)), first_row, draws),
+        (logits, replace(sampling, top_p=sampling.top_p[:1]), first_row, draws),
+        (logits, replace(sampling, bias_indptr=np.array([0, 0, 1], np.int32)), first_row, draws),
+        (logits, replace(sampling, banned_indptr=np.array([0, -1, 0], np.int32)), first_row, draws),
+        (logits, replace(sampling, mask_indptr=np.array([0, 1, 1], np.int32)), first_row, draws),
+        (logits, replace(sampling, history_prompt_lens=np.array([0, 1], np.int32)), first_row, draws),
+        (np.zeros((2, 0), np.float32), sampling, first_row, draws),
     ]
     for arguments in broken:
         with pytest.raises(ValueError, match=r"sampling|rows|logits"):
             backend.sample(*arguments)
-    assert backend.sample(logits, sampling, rows, draws).token_ids.tolist() == [0, 0]
+    assert backend.sample(logits, sampling, first_row, draws).token_ids.tolist() == [0, 0]
 
 
 # --- logprobs ------------------------------------------------------------------------------------------------------------

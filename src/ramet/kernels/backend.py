@@ -212,10 +212,10 @@ class Backend(Protocol):
         """
         ...
 
-    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
+    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
         """Choose a token for each row of float32[R, V] (``reference_sampling.py`` says how).
 
-        ``rows[i]`` is the place in ``sampling`` of logits row i, ``draws[i]`` its random number in [0, 1).
+        Logits row i has the parameters of row ``first_row + i`` of ``sampling`` and the random number ``draws[i]`` in [0, 1).
         """
         ...
 

@@ -110,9 +110,9 @@ class CpuBackend:
         self._kernels.attention(q, layer.keys, layer.values, plan, scale, out)  # type: ignore[arg-type]
         return out
 
-    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
+    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
         picks = Picks.empty(len(logits))
-        self._kernels.sample(logits, sampling, rows, draws, picks.token_ids, picks.faults, picks.fault_sizes)
+        self._kernels.sample(logits, sampling, first_row, draws, picks.token_ids, picks.faults, picks.fault_sizes)
         return picks
 
     def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:

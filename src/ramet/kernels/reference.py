@@ -172,8 +172,8 @@ class ReferenceBackend:
             out[t] = _attend(q[t] * np.float32(scale), layer, plan.slots[t]).reshape(-1)
         return out
 
-    def sample(self, logits: Float32, sampling: RowSampling, rows: Int32, draws: npt.NDArray[np.float64]) -> Picks:
-        return sample_rows(logits, sampling, rows, draws)
+    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
+        return sample_rows(logits, sampling, first_row, draws)
 
     def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:
         return logprob_rows(logits, token_ids, num_best)

@@ -34,11 +34,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NUCLEUS_FLOORS = (2.0**-8, 2.0**-16, 0.0)
 
 
-def sample_rows(logits: Float32, sampling: RowSampling, rows: Int32, draws: _Float64) -> Picks:
+def sample_rows(logits: Float32, sampling: RowSampling, first_row: int, draws: _Float64) -> Picks:
     """What ``Backend.sample`` does."""
     picks = Picks.empty(len(logits))
-    for i, row in enumerate(rows.tolist()):
-        picks.token_ids[i], picks.faults[i], picks.fault_sizes[i] = _pick(logits[i], sampling, row, float(draws[i]))
+    for i in range(len(logits)):
+        picks.token_ids[i], picks.faults[i], picks.fault_sizes[i] = _pick(logits[i], sampling, first_row + i, float(draws[i]))
     return picks
 
 

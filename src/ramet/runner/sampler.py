@@ -7,7 +7,6 @@ being the token's absolute position, so a draw can be repeated without the draws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,20 +29,22 @@ class Choice(NamedTuple):
     error: str | None = None
 
 
-def sample(backend: Backend, logits: Float32, sampling: RowSampling, rows: Sequence[int]) -> list[Choice]:
-    """Choose a token for each of float32[len(rows), V]; ``rows[i]`` is the place in ``sampling`` of logits row i.
+def sample(backend: Backend, logits: Float32, sampling: RowSampling, rows: range) -> list[Choice]:
+    """Choose a token for each of float32[len(rows), V]; ``rows``, neighbours, are their places in ``sampling``.
 
     Never raises for the content of a row: a fault of one is its ``Choice.error`` and touches no other.
     """
-    places = np.asarray(rows, np.int32)
-    draws = uniforms(sampling.seed[places], sampling.sample_index[places], sampling.counter[places])
-    picks = backend.sample(logits, sampling, places, draws)
-    num_best = np.where(picks.faults == RowFault.NONE, sampling.num_logprobs[places], np.int32(-1))
-    found = backend.logprobs(logits, picks.token_ids, num_best) if num_best.max(initial=-1) >= 0 else None
+    own = slice(rows.start, rows.stop)
+    draws = uniforms(sampling.seed[own], sampling.sample_index[own], sampling.counter[own])
+    picks = backend.sample(logits, sampling, rows.start, draws)
     choices = [Choice(token_id) for token_id in picks.token_ids.tolist()]
-    if found is not None:
+    num_best = sampling.num_logprobs[own]
+    if num_best.max(initial=-1) >= 0:
+        num_best = np.where(picks.token_ids < 0, np.int32(-1), num_best)
+        found = backend.logprobs(logits, picks.token_ids, num_best)
         for i in np.flatnonzero(num_best >= 0).tolist():
-            choices[i] = Choice(choices[i].token_id, _told(found, i, choices[i].token_id, int(num_best[i])))
+            token_id = choices[i].token_id
+            choices[i] = Choice(token_id, _told(found, i, token_id, int(num_best[i])))
     for i in np.flatnonzero(picks.faults).tolist():
         choices[i] = Choice(-1, error=_fault(RowFault(picks.faults[i]), int(picks.fault_sizes[i]), logits.shape[1]))
     return choices

@@ -13,7 +13,7 @@ import pytest
 from support.http import Served, events, serve_tiny, write_tiny
 
 from ramet.core.batch import RowSampling
-from ramet.core.ids import Float32, Int32
+from ramet.core.ids import Float32
 from ramet.core.request import Sequence
 from ramet.kernels.cpu import CpuBackend
 from ramet.kv.manager import KVManager
@@ -55,10 +55,10 @@ def breaks(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[.
 def spoils(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
     """``CpuBackend.sample``, given NaN for the rows that are ``is_bad``: all of a step are one call."""
 
-    def spoilt(backend: CpuBackend, logits: Float32, sampling: RowSampling, rows: Int32, draws: Any) -> Any:
-        bad = [i for i, row in enumerate(rows.tolist()) if is_bad(sampling, row)]
+    def spoilt(backend: CpuBackend, logits: Float32, sampling: RowSampling, first_row: int, draws: Any) -> Any:
+        bad = [i for i in range(len(logits)) if is_bad(sampling, first_row + i)]
         logits[bad] = np.nan
-        return whole(backend, logits, sampling, rows, draws)
+        return whole(backend, logits, sampling, first_row, draws)
 
     return spoilt
 

@@ -79,7 +79,7 @@ def test_a_step_samples_the_sampled_rows(runner):
     assert out.token_ids.dtype == np.int32
     first = expected_logits([3, 5, 2])
     assert out.token_ids[0] == first.argmax()
-    assert out.token_ids[1] == sample(ReferenceBackend(), expected_logits([9])[None], rows_of({"seed": 4}), [0])[0].token_id
+    assert out.token_ids[1] == sample(ReferenceBackend(), expected_logits([9])[None], rows_of({"seed": 4}), range(1))[0].token_id
     assert out.logprobs[0].top_logprobs.tobytes() == logprobs_of(first, int(first.argmax()), 2).top_logprobs.tobytes()
     assert out.logprobs[1] is None
     assert out.prompt_logprobs == ()

@@ -34,7 +34,7 @@ def sample(backend):
 @pytest.fixture(scope="module")
 def one(sample):
     def sampled(logits, **row) -> Choice:
-        return sample(np.asarray(logits, np.float32)[None], rows_of(row), [0])[0]
+        return sample(np.asarray(logits, np.float32)[None], rows_of(row), range(1))[0]
 
     return sampled
 
@@ -196,8 +196,8 @@ def test_an_id_beyond_the_vocabulary_fails_its_row_alone(one, sample, fault):  #
 def test_edges_of_the_draw(backend, u, logits):
     """The draw never gives a token whose probability is 0, at either end."""
     for row in ({}, {"top_p": 0.9999}, {"top_k": 4}, {"banned": [0, 4]}):
-        rows, draws = np.zeros(1, np.int32), np.array([u])
-        token_id = int(backend.sample(np.array([logits], np.float32), rows_of(row), rows, draws).token_ids[0])
+        draws = np.array([u])
+        token_id = int(backend.sample(np.array([logits], np.float32), rows_of(row), 0, draws).token_ids[0])
         chances = exact_probabilities(np.array(logits, np.float32), row)
         assert chances[token_id] > 0
         likely = np.flatnonzero(chances > 1e-12)
@@ -369,7 +369,7 @@ def test_place_in_memory_changes_no_bit(one, sample, size):
     for offset in range(0, 32, 3 if size > 1000 else 1):
         moved = buffer[offset : offset + size]
         moved[:] = logits
-        found = [sample(moved[None], rows_of(row), [0])[0] for row in rows]
+        found = [sample(moved[None], rows_of(row), range(1))[0] for row in rows]
         assert [bits(c) for c in found] == expected
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ V = 70
 LOGITS = np.random.default_rng(5).standard_normal((40, V)).astype(np.float32)
 IDS = [3, 4, 31, 32, 33, 63, 64, 69]
 
-Sample = Callable[[Float32, RowSampling, Sequence[int]], list[Choice]]
+Sample = Callable[[Float32, RowSampling, range], list[Choice]]
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
