@@ -125,7 +125,7 @@ private:
   // Rows of `width` numbers; a few of them are not worth a second thread.
   template <class Work>
   void over_rows(int64_t rows, int64_t width, const Work& work) {
-    constexpr int64_t kWorthIt = 1 << 14;
+    constexpr int64_t kWorthIt = 1 << 11;
     const int64_t at_least = kWorthIt / (width > 0 ? width : 1) + 1;
     const int64_t share = rows / (4 * pool_.num_threads()) + 1;
     pool_.run(rows, share > at_least ? share : at_least, work);

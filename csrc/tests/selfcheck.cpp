@@ -231,6 +231,29 @@ void check_rows(Kernels& kernels, int64_t width) {
   expect_near(rotated, want, 1e-6f, name + " rope");
 }
 
+// A prologue in a product gives the bits of the operation before it.
+void check_prologue(Kernels& kernels, Format format, int64_t rows) {
+  Random random;
+  const int64_t n = 37, k = 96;
+  const Sample sample = make_sample(random, format, n, k);
+  const PackedWeight packed = kernels.pack({sample.part});
+  const std::vector<float> x = random.reals(rows * 2 * k), weight = random.reals(k),
+                           before = random.reals(rows * n);
+  std::vector<float> made(static_cast<size_t>(rows * k)), want(before), got(before), product(before.size());
+  const std::string what = std::string(kernels.ops().name) + " prologue";
+  const auto compare = [&](const Prologue& prologue, int64_t width) {
+    kernels.product({made.data(), rows, k}, Prologue(), packed, {nullptr, product.data(), n, false});
+    for (size_t i = 0; i < want.size(); ++i) want[i] = before[i] + product[i];
+    got = before;
+    kernels.product({x.data(), rows, width}, prologue, packed, {nullptr, got.data(), n, true});
+    expect(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0, what);
+  };
+  kernels.rms_norm(x.data(), weight.data(), 1e-5f, rows, k, made.data());
+  compare(RmsNorm(weight, 1e-5f), k);
+  kernels.silu_mul(x.data(), rows, k, made.data());
+  compare(SiluMul(), 2 * k);
+}
+
 void check_pool() {
   Pool pool(3);
   for (int turn = 0; turn < 2000; ++turn) {
@@ -259,6 +282,7 @@ int main() {
       for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8, Format::q4}) {
         check_linear(kernels, format, 37, 96);
         check_linear(kernels, format, 16, 32);
+        for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
       }
       check_linear(kernels, Format::f32, 5, 7);
       for (const bool is_bf16 : {false, true}) {
