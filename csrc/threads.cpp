@@ -87,9 +87,19 @@ void Pool::run_job(int64_t n, int64_t grain, const void* work, Call call) {
     run.state.store(static_cast<uint64_t>(run.end - first_of(t)), std::memory_order_release);
   }
   Ranges ranges(*this, 0);
-  if (ranges.next()) call(work, ranges);
-  for (size_t t = 1; t < runs_.size(); ++t) {
-    for (int looks = 0; runs_[t].state.load(std::memory_order_acquire) != 0; ++looks) wait_for_another(looks);
+  try {
+    if (ranges.next()) call(work, ranges);
+  } catch (...) {  // out of memory: nobody takes more of this job
+    for (Run& run : runs_) run.state.fetch_and(kInside);
+    wait_for_workers();
+    throw;
+  }
+  wait_for_workers();
+}
+
+void Pool::wait_for_workers() {
+  for (const Run& run : runs_) {
+    for (int looks = 0; run.state.load(std::memory_order_acquire) != 0; ++looks) wait_for_another(looks);
   }
 }
 

@@ -97,6 +97,7 @@ private:
   static constexpr uint64_t kInside = uint64_t{1} << 63;
 
   void run_job(int64_t n, int64_t grain, const void* work, Call call);
+  void wait_for_workers();
   static bool take(Run& run, uint64_t mark, Ranges& into);
   void engage();
   bool is_wanted() const { return engaged_.load() || stop_.load(); }

@@ -1,9 +1,11 @@
 // Every op of every instruction set of this machine against plain loops, with ragged sizes and two threads:
 // what the sanitizers and an emulated processor run. Prints one line a set; exits with 1 where something is
 // off.
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 #include "kernels.h"
@@ -262,6 +264,18 @@ void check_pool() {
       for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
     });
     for (const int n : hits) expect(n == 1, "pool: each item once");
+    if (turn % 50 != 0) continue;
+    std::atomic<bool> is_thrown{false};  // by the caller in the midst of a job, which ends it
+    try {
+      pool.run(97, 2, [&](int64_t, int64_t, int thread) {
+        while (thread != 0 && !is_thrown) std::this_thread::yield();
+        is_thrown = true;
+        if (thread == 0) throw std::runtime_error("");
+      });
+      is_thrown = false;
+    } catch (const std::runtime_error&) {
+    }
+    expect(is_thrown, "pool: what the caller throws comes out");
   }
 }
 
