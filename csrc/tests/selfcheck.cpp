@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "prefix.h"
+#include "sampling.h"
 
 namespace {
 
@@ -256,6 +257,49 @@ void check_prologue(Kernels& kernels, Format format, int64_t rows) {
   compare(SiluMul(), 2 * k);
 }
 
+// Rows with every list and filter, so that scratch is used to its ends: what is chosen is allowed, greedy
+// rows take the best, and logprobs are right.
+void check_sampling(Kernels& kernels, int64_t vocab_size) {
+  const std::string name = "sampling " + std::to_string(vocab_size);
+  constexpr int64_t kRows = 3;
+  Random random;
+  std::vector<float> logits = random.reals(kRows * vocab_size);
+  const auto last = static_cast<int32_t>(vocab_size - 1);
+  const float temperature[] = {0, 0.7f, 1.5f}, top_p[] = {1, 0.8f, 1}, min_p[] = {0, 0.01f, 0},
+              one[] = {1, 1.2f, 1}, zero[] = {0, 0.1f, 0}, values[] = {1.5f};
+  const int32_t top_k[] = {0, 300, 5}, none[] = {0, 0, 0, 0}, second[] = {0, 0, 1, 1}, third[] = {0, 0, 0, 1},
+                ids[] = {last}, prompt[] = {0, 0, 0};
+  const std::vector<uint32_t> mask(static_cast<size_t>(vocab_size + 31) / 32, 0xffffffff);
+  const double draws[] = {0.5, 1 - 0x1p-53, 0.9};
+  int32_t token_ids[kRows], ranks[kRows], best[kRows];
+  RowFault faults[kRows];
+  int64_t sizes[kRows];
+  float logprobs[kRows], best_logprobs[kRows];
+  const SamplingRows sampling{temperature, top_p,        min_p,         top_k,
+                              one,         zero,         zero,          {second, ids},
+                              {none, ids}, {third, ids}, {second, ids}, values,
+                              prompt,      second,       mask.data(),   static_cast<int64_t>(mask.size())};
+  kernels.sample({logits.data(), kRows, vocab_size, sampling, 0, draws, token_ids, faults, sizes});
+  const int32_t wanted[] = {1, 1, 1};
+  kernels.logprobs(
+      {logits.data(), kRows, vocab_size, token_ids, wanted, 1, logprobs, ranks, best, best_logprobs});
+  for (int64_t r = 0; r < kRows; ++r) {
+    const float* row = &logits[static_cast<size_t>(r * vocab_size)];
+    int64_t first = 0;
+    double total = 0;
+    for (int64_t i = 0; i < vocab_size; ++i) {
+      if (row[i] > row[first]) first = i;
+      total += std::exp(static_cast<double>(row[i]));
+    }
+    expect(faults[r] == RowFault::none && token_ids[r] >= 0 && token_ids[r] < vocab_size, name + ": a token");
+    expect(best[r] == first, name + ": the best");
+    const auto want = static_cast<float>(static_cast<double>(row[token_ids[r]]) - std::log(total));
+    expect_near({logprobs[r]}, {want}, 1e-6f, name + ": logprob");
+  }
+  expect(token_ids[0] == best[0] && ranks[0] == 1, name + ": greedy");
+  expect(token_ids[2] == last, name + ": the only one allowed");
+}
+
 void check_pool() {
   Pool pool(3);
   for (int turn = 0; turn < 2000; ++turn) {
@@ -304,6 +348,7 @@ int main() {
         check_attention(kernels, is_bf16, 64, 3);
       }
       for (const int64_t width : {6, 16, 100}) check_rows(kernels, width);
+      for (const int64_t size : {1, 31, 256, 257, 5000}) check_sampling(kernels, size);
     }
     std::printf("%s checked\n", (*ops)->name);
   }
