@@ -222,6 +222,11 @@ static inline dots16 dot(const dots16& sum, const pairs16& codes, preg x) {
   RAMET_EACH y.r[i] = d_add(sum.r[i], codes.r[i], x);
   return y;
 }
+static inline dots16 add(const dots16& a, const dots16& b) {
+  dots16 y;
+  RAMET_EACH y.r[i] = d_add_sums(a.r[i], b.r[i]);
+  return y;
+}
 static inline f32x16 to_float(const dots16& sum) {
   f32x16 y;
   RAMET_EACH y.r[i] = f_from_int(d_close(sum.r[i]));

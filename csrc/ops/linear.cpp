@@ -63,6 +63,10 @@ template <Format F, int M, int P>
 void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
                    f32x16 (&acc)[M][P]) {
   constexpr int kSteps = kGroup / 2 / kParts<F>;
+  // One sum waits for its last product, and small tiles have few of them, so theirs are split: integers may
+  // be.
+  constexpr int kFree = kLinearChains / 2 / (M * P),
+                C = kFree < kParts<F> ? (kFree < 1 ? 1 : kFree) : kParts<F>;
   const int64_t num_groups = a.k / kGroup;
   const int16_t* x = a.codes.codes + m0 * a.k;
   const GroupScale* groups = a.codes.groups + m0 * num_groups;
@@ -70,9 +74,11 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
   for (int64_t g = 0; g < num_groups; ++g) {
     if constexpr (M <= kStreamingRows)
       fetch_share(panel + static_cast<size_t>(P) * w.panel_bytes, P * w.panel_bytes, g, num_groups);
-    dots16 sums[M][P];
-    for (int m = 0; m < M; ++m) {
-      for (int p = 0; p < P; ++p) sums[m][p] = no_dots();
+    dots16 sums[C][M][P];
+    for (auto& chain : sums) {
+      for (auto& row : chain) {
+        for (dots16& sum : row) sum = no_dots();
+      }
     }
     for (int i = 0; i < kSteps; ++i) {
       codes16 codes[P];
@@ -80,14 +86,14 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
         codes[p] = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps + i) * 64);
       if constexpr (F == Format::q8) {
         const int16_t* inputs = x + g * kGroup + i / 2 * 8 + i % 2 * 2;
-        add_part<F, 0>(codes, inputs, a.k, sums);
-        add_part<F, 1>(codes, inputs + 4, a.k, sums);
+        add_part<F, 0>(codes, inputs, a.k, sums[0]);
+        add_part<F, 1>(codes, inputs + 4, a.k, sums[1 % C]);
       } else {
         const int16_t* inputs = x + g * kGroup + i * 8;
-        add_part<F, 0>(codes, inputs, a.k, sums);
-        add_part<F, 1>(codes, inputs + 2, a.k, sums);
-        add_part<F, 2>(codes, inputs + 4, a.k, sums);
-        add_part<F, 3>(codes, inputs + 6, a.k, sums);
+        add_part<F, 0>(codes, inputs, a.k, sums[0]);
+        add_part<F, 1>(codes, inputs + 2, a.k, sums[1 % C]);
+        add_part<F, 2>(codes, inputs + 4, a.k, sums[2 % C]);
+        add_part<F, 3>(codes, inputs + 6, a.k, sums[3 % C]);
       }
     }
     for (int p = 0; p < P; ++p) {
@@ -96,7 +102,9 @@ void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, 
       const f32x16 scale = load_f16(halves);
       for (int m = 0; m < M; ++m) {
         const GroupScale& group = groups[m * num_groups + g];
-        acc[m][p] = fma(to_float(sums[m][p]), mul(scale, set(group.scale)), acc[m][p]);
+        dots16 sum = sums[0][m][p];
+        for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
+        acc[m][p] = fma(to_float(sum), mul(scale, set(group.scale)), acc[m][p]);
         if constexpr (F == Format::q4)
           acc[m][p] = fma(load_f16(halves + kPanel), set(group.offset), acc[m][p]);
       }

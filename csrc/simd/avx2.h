@@ -112,6 +112,7 @@ static inline dreg d_zero() { return _mm256_setzero_si256(); }
 static inline dreg d_add(dreg sum, preg codes, preg x) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
 }
+static inline dreg d_add_sums(dreg a, dreg b) { return _mm256_add_epi32(a, b); }
 static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA

@@ -93,6 +93,7 @@ static inline preg c_nibbles(creg c) {
 static inline preg p_repeat(int32_t two) { return _mm512_set1_epi32(two); }
 static inline dreg d_zero() { return _mm512_setzero_si512(); }
 static inline dreg d_add(dreg sum, preg codes, preg x) { return _mm512_dpwssd_epi32(sum, codes, x); }
+static inline dreg d_add_sums(dreg a, dreg b) { return _mm512_add_epi32(a, b); }
 static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA

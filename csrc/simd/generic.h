@@ -115,6 +115,7 @@ static inline dreg d_zero() { return dreg{}; }
 static inline dreg d_add(dreg sum, const preg& codes, const preg& x) {  // 2 * 128 * 32767 < 2^24: exact
   return sum + __builtin_convertvector(codes.first * x.first + codes.second * x.second, ireg);
 }
+static inline dreg d_add_sums(dreg a, dreg b) { return a + b; }
 static inline ireg d_close(dreg sum) { return sum; }
 
 }  // namespace RAMET_ISA

@@ -95,6 +95,9 @@ static inline dreg d_add(dreg sum, preg codes, preg x) {
   return {
       {vmlal_s16(sum.val[0], vget_low_s16(codes), vget_low_s16(x)), vmlal_high_s16(sum.val[1], codes, x)}};
 }
+static inline dreg d_add_sums(dreg a, dreg b) {
+  return {{vaddq_s32(a.val[0], b.val[0]), vaddq_s32(a.val[1], b.val[1])}};
+}
 static inline ireg d_close(dreg sum) { return vpaddq_s32(sum.val[0], sum.val[1]); }
 
 }  // namespace RAMET_ISA
