@@ -9,7 +9,7 @@ namespace ramet {
 constexpr int64_t kPanel = 16;  // outputs laid side by side
 constexpr int64_t kGroup = 32;  // inputs that share a scale
 constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
-constexpr int64_t kMaxTaskRows = 16;
+constexpr int64_t kMaxTaskRows = 32;
 
 enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
 
@@ -126,7 +126,7 @@ inline int64_t partial_floats(int64_t head_dim) {  // sums, in whole pairs of ve
 // Of one task: results, queries and scores, and a span's keys and values.
 inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
   const int64_t per_query = 3 * partial_floats(head_dim) + kSpan;
-  return (padded(queries) + 16) * per_query + kSpan * partial_floats(head_dim) + 1024;
+  return (padded(queries) + 48) * per_query + kSpan * partial_floats(head_dim) + 1024;
 }
 
 struct SampleArgs;   // sampling.h

@@ -36,15 +36,16 @@ public:
     for (int64_t i = first; i < v_.num_queries; ++i) {
       float* scores = scores_ + i * kSpan;
       const int64_t seen = v_.num_seen(i, begin);
-      const Softened s = soften(scores, seen, (seen + kStep - 1) / kStep * kStep,
-                                [&](int64_t j, const f32x16& a, const f32x16& b) {
-                                  store(scores + j, a);
-                                  store(scores + j + 16, b);
-                                });
+      const float largest = largest_of(scores, seen);
+      const float total = soften(scores, seen, (seen + kStep - 1) / kStep * kStep, largest,
+                                 [&](int64_t j, const f32x16& a, const f32x16& b) {
+                                   store(scores + j, a);
+                                   store(scores + j + 16, b);
+                                 });
       const Partial sums = partial(i);
       for (int64_t d = 0; d < dims_; d += 16) store(sums.p + d, set(0.0f));
-      sums.largest() = s.largest;
-      sums.total() = s.total;
+      sums.largest() = largest;
+      sums.total() = total;
     }
     for (int64_t j = 0; j < num; j += kStep) {
       load_values(begin + j, num - j);

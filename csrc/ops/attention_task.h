@@ -65,20 +65,24 @@ static inline f32x16 first_lanes(const f32x16& x, int64_t n) {  // of 16; the ot
   return load_some(lanes, n > 0 ? n : 0);
 }
 
-struct Softened {
-  float largest, total;
-};
-
-// The first `num` of a span's scores become weights, 2 to the power of their distance from the largest, and
-// those up to `end`, a multiple of 32, become zero. put(j, a, b) takes the weights of positions j to j + 15
-// and j + 16 to j + 31, after the scores there have been read. Scores lie up to the next multiple of 16 of
-// `num`.
-template <class Put>
-static inline Softened soften(float* scores, int64_t num, int64_t end, const Put& put) {
+// Of the first `num` scores of a span. Those up to the next multiple of 16 are there to be overwritten.
+static inline float largest_of(float* scores, int64_t num) {
   for (int64_t j = num; j % 16 != 0; ++j) scores[j] = -__builtin_inff();
-  f32x16 highest = load(scores);
-  for (int64_t j = 16; j < num; j += 16) highest = max(load(scores + j), highest);
-  const float largest = reduce_max(highest);
+  f32x16 highest = load(scores), other = highest;  // two chains, for a long latency
+  int64_t j = 16;
+  for (; j + 16 < num; j += 32) {
+    highest = max(load(scores + j), highest);
+    other = max(load(scores + j + 16), other);
+  }
+  if (j < num) highest = max(load(scores + j), highest);
+  return reduce_max(max(highest, other));
+}
+
+// The first `num` scores of a span become weights, 2 to the power of their distance from the largest; those
+// up to `end`, a multiple of 32, become zero. put(j, a, b) takes the weights of positions j to j + 15 and j +
+// 16 to j + 31, after the scores there have been read. Returns the weights' total.
+template <class Put>
+static inline float soften(const float* scores, int64_t num, int64_t end, float largest, const Put& put) {
   const f32x16 shift = set(largest);
   const auto weights = [&](int64_t j) { return pow2_of(sub(load(scores + j), shift)); };
   f32x16 total = set(0.0f);
@@ -94,7 +98,7 @@ static inline Softened soften(float* scores, int64_t num, int64_t end, const Put
     total = add(add(total, a), b);
     put(j, a, b);
   }
-  return {largest, reduce_add(total)};
+  return reduce_add(total);
 }
 
 // The queries of one task and KV head, `group` heads of each row; rows rise in position.
@@ -133,14 +137,12 @@ struct TaskView {
   // Where the keys of `num` positions from `start` on lie.
   void find(int64_t start, int64_t num, int64_t* offsets) const {
     const int32_t* page = args.page_ids + task.first_page + start / args.page_size;
+    const int64_t slot_size = args.num_kv_heads * args.head_dim;
     int64_t within = start % args.page_size;
-    for (int64_t j = 0; j < num; ++j) {
-      const int64_t slot = *page * args.page_size + within;
-      offsets[j] = (slot * args.num_kv_heads + kv_head) * args.head_dim;
-      if (++within == args.page_size) {
-        within = 0;
-        ++page;
-      }
+    for (int64_t j = 0; j < num; ++page, within = 0) {
+      const int64_t left = num - j, n = args.page_size - within < left ? args.page_size - within : left;
+      int64_t at = (*page * args.page_size + within) * slot_size + kv_head * args.head_dim;
+      for (const int64_t next = j + n; j < next; ++j, at += slot_size) offsets[j] = at;
     }
   }
 };

@@ -17,32 +17,27 @@ public:
         values_(keys_ + kSpan * kWide * dim_steps_),
         queries_(values_ + kSpan * kWide * dim_steps_),
         scores_(reinterpret_cast<float*>(queries_ + padded(view.num_queries) * 2 * kWide * dim_steps_)),
-        sums_(scores_ + kTile * kScoreRow),
+        sums_(scores_ + 3 * kTile * kScoreRow),
         tiles_({kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole}) {
     for (int64_t i = 0; i < v_.num_queries; ++i) load_query(i);
   }
 
-  // The span at `begin`, for queries from `first` on; finish(i, partial) takes each one's result.
+  // The span at `begin`, for queries from `first` on; finish(i, partial) takes each one's result. While the
+  // vector units make weights of one block's scores, the tile unit scores the next and sums the one before.
   template <class Finish>
   void run(int64_t begin, int64_t first, const Finish& finish) {
-    load_span(begin, v_.num_seen(v_.num_queries - 1, begin));
-    for (int64_t tile = first / kTile; tile * kTile < v_.num_queries; ++tile) {
-      const int64_t base = tile * kTile, last = v_.num_queries < base + kTile ? v_.num_queries : base + kTile;
-      const int64_t end = (v_.num_seen(last - 1, begin) + kStep - 1) / kStep * kStep;
-      score(tile, end);
-      Softened softened[kTile];
-      for (int64_t i = base < first ? first : base; i < last; ++i) {
-        softened[i - base] = soften_row(scores_ + (i - base) * kScoreRow, v_.num_seen(i, begin), end);
-      }
-      add_values(end);
-      for (int64_t i = base < first ? first : base; i < last; ++i) {
-        const Partial sums{sums_ + (i - base) * sum_row(), dims_};
-        put_dims_in_order(sums.p);
-        sums.largest() = softened[i - base].largest;
-        sums.total() = softened[i - base].total;
-        finish(i, sums);
-      }
-    }
+    Block blocks[3];  // before, now, next
+    blocks[2] = block_at(first / kTile * kTile, begin, first);
+    load_span(begin, v_.num_seen(v_.num_queries - 1, begin), blocks[2]);
+    do {
+      blocks[0] = blocks[1];
+      blocks[1] = blocks[2];
+      blocks[2] = block_at(blocks[1].base + kTile, begin, first);
+      soften_block(blocks, begin);
+      finish_block(blocks[0], finish);
+    } while (blocks[2].num_rows > 0);
+    for (int64_t u = 0; u < kParts; ++u) sum_part(blocks[1], u);
+    finish_block(blocks[1], finish);
   }
 
 private:
@@ -53,7 +48,58 @@ private:
   static constexpr Tiles::Shape kWhole{16, 64};
   using Rows = const uint16_t* [kStep];
 
+  static constexpr int64_t kParts = 8;  // of the work of tiles, between which vectors do two rows each
+
+  // Up to 16 queries in a span.
+  struct Block {
+    int64_t base = 0, first_row = 0, num_rows = 0;  // queries base + first_row to base + num_rows
+    int64_t end = 0;          // of the span's positions that any of them sees, in whole steps
+    float* scores = nullptr;  // [16][kScoreRow], then weights
+    float largest[kTile], totals[kTile];
+  };
+
   int64_t sum_row() const { return partial_floats(dims_); }
+
+  Block block_at(int64_t base, int64_t begin, int64_t first) const {
+    Block b;
+    if (base >= v_.num_queries) return b;
+    b.base = base;
+    b.first_row = first > base ? first - base : 0;
+    b.num_rows = v_.num_queries - base < kTile ? v_.num_queries - base : kTile;
+    b.end = (v_.num_seen(base + b.num_rows - 1, begin) + kStep - 1) / kStep * kStep;
+    b.scores = scores_ + base / kTile % 3 * kTile * kScoreRow;
+    return b;
+  }
+
+  void soften_block(Block (&blocks)[3], int64_t begin) const {
+    Block& b = blocks[1];
+    int64_t seen[kTile];
+    for (int64_t r = b.first_row; r < b.num_rows; ++r) {
+      seen[r] = v_.num_seen(b.base + r, begin);
+      b.largest[r] = largest_of(b.scores + r * kScoreRow, seen[r]);
+    }
+    const auto soften_one = [&](int64_t r) {
+      if (r >= b.first_row && r < b.num_rows)
+        b.totals[r] = soften_row(b.scores + r * kScoreRow, seen[r], b.end, b.largest[r]);
+    };
+    for (int64_t u = 0; u < kParts; ++u) {
+      if (u * kStep < blocks[2].end) score_step(blocks[2], u * kStep, keys_ + u * kStep * dim_steps_ * kWide);
+      soften_one(2 * u);
+      sum_part(blocks[0], u);
+      soften_one(2 * u + 1);
+    }
+  }
+
+  template <class Finish>
+  void finish_block(const Block& b, const Finish& finish) const {
+    for (int64_t r = b.first_row; r < b.num_rows; ++r) {
+      const Partial sums{sums_ + r * sum_row(), dims_};
+      put_dims_in_order(sums.p);
+      sums.largest() = b.largest[r];
+      sums.total() = b.totals[r];
+      finish(b.base + r, sums);
+    }
+  }
 
   // To queries_[tile][dim step][high, low][16 queries][32 dims].
   void load_query(int64_t i) {
@@ -68,13 +114,18 @@ private:
     }
   }
 
-  void load_span(int64_t begin, int64_t num) {
+  // Lays out `num` positions from `begin` on and scores the first block, while the keys are at hand. Where it
+  // is the only one, they are not kept.
+  void load_span(int64_t begin, int64_t num, const Block& first) {
+    int64_t at[kSpan];
+    v_.find(begin, num, at);
+    const int64_t kept = v_.num_queries > kTile ? dim_steps_ * kWide : 0;
     for (int64_t j = 0; j < num; j += kStep) {
       const int64_t seen = num - j < kStep ? num - j : kStep;
-      int64_t at[kStep];
-      v_.find(begin + j, seen, at);
-      with_rows(v_.args.keys, at, seen, [&](const Rows& rows) { lay_keys(rows, j); });
-      with_rows(v_.args.values, at, seen, [&](const Rows& rows) { lay_values(rows, j); });
+      uint16_t* keys = keys_ + j * kept;
+      with_rows(v_.args.keys, at + j, seen, [&](const Rows& rows) { lay_keys(rows, keys); });
+      if (j < first.end) score_step(first, j, keys);
+      with_rows(v_.args.values, at + j, seen, [&](const Rows& rows) { lay_values(rows, j); });
     }
   }
 
@@ -95,12 +146,10 @@ private:
     work(rows);
   }
 
-  // To keys_[16 positions][dim step], each a tile [16 pairs of dims][16 positions].
-  void lay_keys(const Rows& rows, int64_t j) {
+  // To [16 positions][dim step], each a tile [16 pairs of dims][16 positions].
+  void lay_keys(const Rows& rows, uint16_t* to) const {
     for (int64_t half = 0; half < kStep; half += kTile) {
-      for (int64_t d = 0; d < dim_steps_; ++d) {
-        transpose_pairs(rows + half, d * kWide, keys_ + ((j + half) / kTile * dim_steps_ + d) * kTileSize);
-      }
+      for (int64_t d = 0; d < dim_steps_; ++d, to += kTileSize) transpose_pairs(rows + half, d * kWide, to);
     }
   }
 
@@ -151,36 +200,31 @@ private:
     }
   }
 
-  // Scores of 16 queries, 64 positions at a time; those of positions beyond the span's last are not used.
-  void score(int64_t tile, int64_t end) {
-    const uint16_t* queries = queries_ + tile * dim_steps_ * 2 * kTileSize;
-    constexpr int64_t kBytes = kScoreRow * 4;
-    for (int64_t j = 0; j < end; j += 4 * kTile) {
-      const uint16_t* keys = keys_ + j * dim_steps_ * kWide;
-      const int64_t next = dim_steps_ * kTileSize;
-      tile_zero<0>();
-      tile_zero<1>();
-      tile_zero<2>();
-      tile_zero<3>();
-      for (int64_t d = 0; d < dim_steps_; ++d) {
-        tile_load<4>(queries + 2 * d * kTileSize, 64);
-        tile_load<5>(queries + (2 * d + 1) * kTileSize, 64);
-        two_products<0, 6>(keys + d * kTileSize);
-        two_products<1, 7>(keys + d * kTileSize + next);
-        two_products<2, 6>(keys + d * kTileSize + 2 * next);
-        two_products<3, 7>(keys + d * kTileSize + 3 * next);
-      }
-      tile_store<0>(scores_ + j, kBytes);
-      tile_store<1>(scores_ + j + kTile, kBytes);
-      tile_store<2>(scores_ + j + 2 * kTile, kBytes);
-      tile_store<3>(scores_ + j + 3 * kTile, kBytes);
+  // Scores of a block against the 32 positions from j on.
+  void score_step(const Block& b, int64_t j, const uint16_t* keys) const {
+    const uint16_t* queries = queries_ + b.base * dim_steps_ * 2 * kWide;
+    const int64_t second = dim_steps_ * kTileSize;
+    tile_zero<0>();
+    tile_zero<1>();
+    for (int64_t d = 0; d < dim_steps_; ++d, keys += kTileSize, queries += 2 * kTileSize) {
+      tile_load<6>(queries, 64);
+      tile_load<7>(keys, 64);
+      tile_dot_bf16<0, 6, 7>();
+      tile_load<7>(keys + second, 64);
+      tile_dot_bf16<1, 6, 7>();
+      tile_load<6>(queries + kTileSize, 64);
+      tile_dot_bf16<1, 6, 7>();
+      tile_load<7>(keys, 64);
+      tile_dot_bf16<0, 6, 7>();
     }
+    tile_store<0>(b.scores + j, kScoreRow * 4);
+    tile_store<1>(b.scores + j + kTile, kScoreRow * 4);
   }
 
   // A step's weights take the place of its scores: 32 high parts, then 32 low ones, those of positions i and
   // i + 16 side by side.
-  static Softened soften_row(float* scores, int64_t num, int64_t end) {
-    return soften(scores, num, end, [&](int64_t j, const f32x16& first, const f32x16& second) {
+  static float soften_row(float* scores, int64_t num, int64_t end, float largest) {
+    return soften(scores, num, end, largest, [&](int64_t j, const f32x16& first, const f32x16& second) {
       const __m512i a = _mm512_castps_si512(first.r[0]), b = _mm512_castps_si512(second.r[0]);
       const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)),
                     half = _mm512_set1_epi32(0x8000);
@@ -196,52 +240,52 @@ private:
     });
   }
 
-  void add_values(int64_t end) {
-    int64_t t = 0;
-    for (; t + 4 <= 2 * dim_steps_; t += 4) {
-      tile_zero<0>();
-      tile_zero<1>();
+  // Weights times values: the u-th of kParts equal shares of the work, which is steps of positions for each
+  // 64 dims in turn.
+  void sum_part(const Block& b, int64_t u) const {
+    const int64_t num_steps = b.end / kStep, all = num_steps * ((dim_steps_ + 1) / 2);
+    for (int64_t n = u * all / kParts; n < (u + 1) * all / kParts; ++n) {
+      const int64_t tile = n / num_steps * 4, step = n % num_steps;
+      if (tile + 4 <= 2 * dim_steps_) {
+        sum_step<4>(b, tile, step, num_steps);
+      } else {
+        sum_step<2>(b, tile, step, num_steps);
+      }
+    }
+  }
+
+  template <int N>  // tiles of 16 dims
+  void sum_step(const Block& b, int64_t tile, int64_t step, int64_t num_steps) const {
+    const uint16_t* values = values_ + (step * 2 * dim_steps_ + tile) * kTileSize;
+    if (step == 0) {
       tile_zero<2>();
       tile_zero<3>();
-      for (int64_t j = 0; j < end; j += kStep) {
-        const uint16_t* values = values_ + j * dim_steps_ * kWide + t * kTileSize;
-        load_weights(j);
-        two_products<0, 6>(values);
-        two_products<1, 7>(values + kTileSize);
-        two_products<2, 6>(values + 2 * kTileSize);
-        two_products<3, 7>(values + 3 * kTileSize);
-      }
-      store_sums<0>(t);
-      store_sums<1>(t + 1);
-      store_sums<2>(t + 2);
-      store_sums<3>(t + 3);
+      tile_zero<4>();
+      tile_zero<5>();
     }
-    if (t < 2 * dim_steps_) {
-      tile_zero<0>();
-      tile_zero<1>();
-      for (int64_t j = 0; j < end; j += kStep) {
-        const uint16_t* values = values_ + j * dim_steps_ * kWide + t * kTileSize;
-        load_weights(j);
-        two_products<0, 6>(values);
-        two_products<1, 7>(values + kTileSize);
-      }
-      store_sums<0>(t);
-      store_sums<1>(t + 1);
+    const float* weights = b.scores + step * kStep;
+    tile_load<0>(weights, kScoreRow * 4);
+    tile_load<1>(weights + kTile, kScoreRow * 4);
+    add_products<2, 6>(values);
+    add_products<3, 7>(values + kTileSize);
+    if constexpr (N == 4) {
+      add_products<4, 6>(values + 2 * kTileSize);
+      add_products<5, 7>(values + 3 * kTileSize);
+    }
+    if (step + 1 < num_steps) return;
+    float* sums = sums_ + tile * kTile;
+    tile_store<2>(sums, sum_row() * 4);
+    tile_store<3>(sums + kTile, sum_row() * 4);
+    if constexpr (N == 4) {
+      tile_store<4>(sums + 2 * kTile, sum_row() * 4);
+      tile_store<5>(sums + 3 * kTile, sum_row() * 4);
     }
   }
-  void load_weights(int64_t j) const {
-    tile_load<4>(scores_ + j, kScoreRow * 4);
-    tile_load<5>(scores_ + j + 16, kScoreRow * 4);
-  }
-  template <int T>
-  void store_sums(int64_t t) const {
-    tile_store<T>(sums_ + t * kTile, sum_row() * 4);
-  }
-  template <int Sum, int B>  // high parts, in tile 4, then low ones, in tile 5
-  static void two_products(const uint16_t* b) {
-    tile_load<B>(b, 64);
-    tile_dot_bf16<Sum, 4, B>();
-    tile_dot_bf16<Sum, 5, B>();
+  template <int Sum, int B>  // of high parts, in tile 0, and of low ones, in tile 1
+  static void add_products(const uint16_t* values) {
+    tile_load<B>(values, 64);
+    tile_dot_bf16<Sum, 0, B>();
+    tile_dot_bf16<Sum, 1, B>();
   }
 
   const TaskView& v_;
