@@ -13,6 +13,12 @@ void pack_dense(const T* src, int64_t num, int64_t k, T* dst) {
   }
 }
 
+void pack_pairs(const uint16_t* src, int64_t num, int64_t k, uint16_t* dst) {
+  for (int64_t lane = 0; lane < num; ++lane) {
+    for (int64_t i = 0; i < k; ++i) dst[(i / 2 * kPanel + lane) * 2 + i % 2] = src[lane * k + i];
+  }
+}
+
 void pack_int8(const uint8_t* src, int64_t num, int64_t k, uint8_t* dst) {
   for (int64_t lane = 0; lane < num; ++lane) {
     const uint8_t* row = src + lane * k;
@@ -55,8 +61,10 @@ void pack_panel(const Part& part, int64_t panel, uint8_t* dst) {
       pack_dense(static_cast<const uint32_t*>(part.data) + n0 * k, num, k, reinterpret_cast<uint32_t*>(dst));
       break;
     case Format::f16:
-    case Format::bf16:
       pack_dense(static_cast<const uint16_t*>(part.data) + n0 * k, num, k, reinterpret_cast<uint16_t*>(dst));
+      break;
+    case Format::bf16:
+      pack_pairs(static_cast<const uint16_t*>(part.data) + n0 * k, num, k, reinterpret_cast<uint16_t*>(dst));
       break;
     case Format::q8:
       pack_int8(bytes, num, k, dst);
@@ -88,7 +96,7 @@ PackedWeight Kernels::pack(const std::vector<Part>& parts) {
     packed.k = part.k;
     packed.num_panels += m.num_panels();
     packed.num_bytes += num_bytes;
-    (is_quantized(part.format) ? packed.has_quantized : packed.has_dense) = true;
+    packed.reads[static_cast<size_t>(ops_.input_of(part.format))] = true;
   }
   return packed;
 }
@@ -105,10 +113,11 @@ void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, fl
 
 Activations Kernels::reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight) {
   const int64_t k = weight.k;
-  Activations a{rows, k, nullptr, {}};
+  Activations a{rows, k, nullptr, {}, {}};
   inputs.row.get<float>(static_cast<size_t>(k));
-  if (weight.has_dense) a.x = inputs.rows.get<float>(static_cast<size_t>(rows * k));
-  if (weight.has_quantized) {
+  if (weight.reads_as(Input::floats)) a.x = inputs.rows.get<float>(static_cast<size_t>(rows * k));
+  if (weight.reads_as(Input::halves)) a.halves = {rows, k, inputs.halves.get<uint16_t>(num_halves(rows, k))};
+  if (weight.reads_as(Input::codes)) {
     const size_t num = num_codes(rows, k);
     a.codes = {rows, k, inputs.codes.get<int16_t>(num), inputs.groups.get<GroupScale>(num / kGroup)};
   }
@@ -121,8 +130,9 @@ void Kernels::prepare(const Rows& x, const Prologue& prologue, const PackedWeigh
   const int64_t k = weight.k;
   for (int64_t row = begin; row < end; ++row) {
     const float* made = prologue.apply(ops_, x.x + row * x.ld, k, space);
-    if (weight.has_quantized) ops_.quantize(made, to.codes, row);
-    if (weight.has_dense)
+    if (weight.reads_as(Input::codes)) ops_.quantize(made, to.codes, row);
+    if (weight.reads_as(Input::halves)) ops_.split(made, to.halves, row);
+    if (weight.reads_as(Input::floats))
       std::memcpy(const_cast<float*>(to.x) + row * k, made, static_cast<size_t>(k) * sizeof(float));
   }
 }

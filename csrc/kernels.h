@@ -33,7 +33,9 @@ struct PackedWeight {
 
   int64_t n = 0, k = 0, num_panels = 0;
   size_t num_bytes = 0;
-  bool has_quantized = false, has_dense = false;
+  bool reads_as(Input input) const { return reads[static_cast<size_t>(input)]; }
+
+  bool reads[3] = {};  // by Input: what its parts read rows as
   std::vector<Stacked> parts;
 };
 
@@ -66,7 +68,7 @@ struct Angles {
 
 // Memory for the rows that a product is of.
 struct Inputs {
-  Scratch row, rows, codes, groups;
+  Scratch row, rows, codes, groups, halves;
 };
 
 // One call at a time: whoever calls has a Turn. Arguments are trusted: the bindings check them.

@@ -17,7 +17,8 @@ constexpr bool is_quantized(Format f) { return f == Format::q8 || f == Format::q
 
 // N x K in panels of 16 outputs, the last one filled up with zeros.
 //
-//   dense   panel: [K][16] values
+//   f32     panel: [K][16] values; f16 likewise
+//   bf16    panel: [K/2][16][2] values, K filled up with zeros to a multiple of 32
 //   q8      panel: [K/8][2][16][2] words of 16 bits: byte s of word j of row r of step i is
 //           k = 8 i + 4 s + 2 r + j;
 //                  then [K/32][16] float16 scales
@@ -41,8 +42,9 @@ inline size_t code_bytes(Format f, int64_t k) {  // of one panel, scales not cou
     case Format::f32:
       return inputs * kPanel * 4;
     case Format::f16:
-    case Format::bf16:
       return inputs * kPanel * 2;
+    case Format::bf16:
+      return (inputs + 31) / 32 * 32 * kPanel * 2;
     case Format::q8:
       return inputs * kPanel;
     case Format::q4:
@@ -77,11 +79,22 @@ inline size_t num_codes(int64_t rows, int64_t k) {
   return static_cast<size_t>((rows + kRowTile - 1) / kRowTile * kRowTile * k);
 }
 
-// Rows of activations; x is not read for quantised matrices, codes for no others.
+// Rows of activations as sums of two bfloat16, the second one what the first leaves: 16 bits of mantissa. The
+// layout is the instruction set's own; `split` writes it, `linear` reads it.
+struct Halves {
+  int64_t rows, k;
+  uint16_t* data;  // num_halves(rows, k)
+};
+inline size_t num_halves(int64_t rows, int64_t k) { return 2 * num_codes(rows, (k + 31) / 32 * 32); }
+
+// What a product reads its rows as.
+enum class Input : uint8_t { floats, codes, halves };
+
 struct Activations {
   int64_t rows, k;
   const float* x;  // [rows][k]
   Codes codes;
+  Halves halves;
 };
 
 // Where a product goes: y = (y, where `adds`) + (product + bias).
@@ -135,6 +148,8 @@ struct LogprobArgs;  // sampling.h
 struct Ops {
   const char* name;
   void (*quantize)(const float* x, const Codes& to, int64_t row);  // x[k] becomes row `row` of `to`
+  void (*split)(const float* x, const Halves& to, int64_t row);    // null where no format is read as halves
+  Input (*input_of)(Format);
   void (*linear)(const Matrix&, const Activations&, const Output&, int64_t panel_begin, int64_t panel_end);
   void (*embed)(const Matrix&, int64_t row, float* y);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,

@@ -189,6 +189,15 @@ static inline void transpose(f32x16 (&x)[16]) {
   }
 }
 
+// Pairs of bfloat16: the first of each, and the second.
+static inline void load_bf16_pairs(const uint16_t* p, f32x16& first, f32x16& second) {
+  RAMET_EACH {
+    const creg pairs = c_load(reinterpret_cast<const uint8_t*>(p + i * kLanes * 2));
+    first.r[i] = f_from_lower(pairs);
+    second.r[i] = f_from_upper(pairs);
+  }
+}
+
 // Products of codes with pairs of 16-bit inputs that all 16 outputs share. Sums are exact.
 static inline codes16 load_codes(const uint8_t* p) {
   codes16 y;

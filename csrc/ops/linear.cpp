@@ -20,26 +20,37 @@ inline void fetch_share(const uint8_t* bytes, size_t num_bytes, int64_t share, i
   for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + share * n + i);
 }
 
+// Values of inputs k to k + kAtOnce<F> of a panel.
 template <Format F>
-f32x16 load_values(const uint8_t* panel, int64_t k) {
+constexpr int kAtOnce = F == Format::bf16 ? 2 : 1;
+
+template <Format F>
+void load_values(const uint8_t* panel, int64_t k, f32x16 (&values)[kAtOnce<F>]) {
   const int64_t i = k * kPanel;
-  if constexpr (F == Format::f32) return load(reinterpret_cast<const float*>(panel) + i);
-  if constexpr (F == Format::f16) return load_f16(reinterpret_cast<const uint16_t*>(panel) + i);
-  return load_bf16(reinterpret_cast<const uint16_t*>(panel) + i);
+  if constexpr (F == Format::f32) values[0] = load(reinterpret_cast<const float*>(panel) + i);
+  if constexpr (F == Format::f16) values[0] = load_f16(reinterpret_cast<const uint16_t*>(panel) + i);
+  if constexpr (F == Format::bf16)
+    load_bf16_pairs(reinterpret_cast<const uint16_t*>(panel) + i, values[0], values[1]);
 }
 
 // Tiles of M rows by P panels: acc[m][p] over all of K.
 template <Format F, int M, int P>
 void add_dense(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0, f32x16 (&acc)[M][P]) {
+  constexpr int kNum = kAtOnce<F>;
   const float* x = a.x + m0 * a.k;
-  for (int64_t k = 0; k < a.k; ++k) {
-    f32x16 values[P];
-    for (int p = 0; p < P; ++p) values[p] = load_values<F>(panel + static_cast<size_t>(p) * w.panel_bytes, k);
+  const auto add = [&](int64_t k, int num) {
+    f32x16 values[P][kNum];
+    for (int p = 0; p < P; ++p) load_values<F>(panel + static_cast<size_t>(p) * w.panel_bytes, k, values[p]);
     for (int m = 0; m < M; ++m) {
-      const f32x16 xk = set(x[m * a.k + k]);
-      for (int p = 0; p < P; ++p) acc[m][p] = fma(xk, values[p], acc[m][p]);
+      for (int i = 0; i < num; ++i) {
+        const f32x16 xk = set(x[m * a.k + k + i]);
+        for (int p = 0; p < P; ++p) acc[m][p] = fma(xk, values[p][i], acc[m][p]);
+      }
     }
-  }
+  };
+  int64_t k = 0;
+  for (; k + kNum <= a.k; k += kNum) add(k, kNum);
+  if (k < a.k) add(k, static_cast<int>(a.k - k));
 }
 
 template <Format F>
@@ -138,6 +149,7 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
 }  // namespace RAMET_ISA
 }  // namespace ramet
 #ifdef RAMET_TILES
+#include "ops/half_tiles.h"
 #include "ops/tiles.h"
 #endif
 namespace ramet {
@@ -160,6 +172,7 @@ void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t
   if constexpr (is_quantized(F)) {
     if (in_tiles(a.codes)) return linear_tiles<F>(w, a, out, begin, end);
   }
+  if constexpr (F == Format::bf16) return linear_halves(w, a, out, begin, end);
 #endif
   for (int64_t block = 0; block < a.rows; block += kRowBlock) {
     const int64_t block_end = block + kRowBlock < a.rows ? block + kRowBlock : a.rows;
@@ -180,6 +193,13 @@ void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t
 }
 
 }  // namespace
+
+Input input_of(Format format) {
+#ifdef RAMET_TILES
+  if (format == Format::bf16) return Input::halves;
+#endif
+  return is_quantized(format) ? Input::codes : Input::floats;
+}
 
 void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin,
             int64_t panel_end) {
@@ -212,7 +232,7 @@ void embed(const Matrix& w, int64_t row, float* y) {
         y[k] = half_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
         break;
       case Format::bf16:
-        y[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[i]);
+        y[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(panel)[(k / 2 * kPanel + lane) * 2 + k % 2]);
         break;
       case Format::q8: {
         const int64_t word = (k / 8 * 2 + k / 2 % 2) * kPanel + lane, byte = k % 2 * 2 + k / 4 % 2;

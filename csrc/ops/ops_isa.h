@@ -6,6 +6,8 @@ namespace ramet {
 namespace RAMET_ISA {
 
 void quantize(const float* x, const Codes& to, int64_t row);
+void split(const float* x, const Halves& to, int64_t row);
+Input input_of(Format format);
 void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin, int64_t panel_end);
 void embed(const Matrix& w, int64_t row, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,

@@ -1,5 +1,6 @@
 // What is done to each row alone: quantise, norm, activation, rotary, rounding for the KV cache.
 #include "ops/codes.h"
+#include "ops/halves.h"
 #include "ops/ops_isa.h"
 
 namespace ramet {
@@ -26,6 +27,26 @@ void quantize(const float* x, const Codes& to, int64_t row) {
     put_codes(to, row, g, low, high, {scale, scale * reduce_add(add(low, high))});
   }
 }
+
+#ifdef RAMET_TILES
+// What is not finite has no second half. K is filled up with zeros.
+void split(const float* x, const Halves& to, int64_t row) {
+  for (int64_t k = 0; k < to.k; k += 16) {
+    const f32x16 v = load_some(x + k, to.k - k);
+    uint16_t first[16];
+    store_bf16(first, v);
+    const f32x16 rest = sub(v, load_bf16(first));
+    const __mmask16 is_number = _mm512_cmp_ps_mask(rest.r[0], rest.r[0], _CMP_ORD_Q);
+    const Place place = place_of(to, row, k);
+    std::memcpy(place.first, first, sizeof first);
+    store_bf16(place.second, f32x16{{_mm512_maskz_mov_ps(is_number, rest.r[0])}});
+    if (k + 16 >= to.k && k % 32 == 0) {
+      std::memset(place.first + 16, 0, sizeof first);
+      std::memset(place.second + 16, 0, sizeof first);
+    }
+  }
+}
+#endif
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
               int64_t end) {

@@ -1,4 +1,5 @@
 #include "ops/ops_isa.h"
+#include RAMET_SIMD  // says whether there are tiles
 
 #define RAMET_TEXT(x) #x
 #define RAMET_NAME(x) RAMET_TEXT(x)
@@ -6,8 +7,15 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-const Ops table = {RAMET_NAME(RAMET_ISA), quantize, linear, embed,  rms_norm, add_rows, silu_mul, rope,
-                   store_bf16_row,        attend,   merge,  sample, logprobs};
+#ifdef RAMET_TILES
+constexpr auto kSplit = split;
+#else
+constexpr void (*kSplit)(const float*, const Halves&, int64_t) = nullptr;
+#endif
+
+const Ops table = {
+    RAMET_NAME(RAMET_ISA), quantize, kSplit, input_of, linear,  embed, rms_norm, add_rows, silu_mul, rope,
+    store_bf16_row,        attend,   merge,  sample,   logprobs};
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

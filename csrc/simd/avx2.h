@@ -98,6 +98,11 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 static inline creg c_load(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
+// The bfloat16 in the lower and in the upper half of each 32 bits.
+static inline freg f_from_lower(creg c) { return _mm256_castsi256_ps(_mm256_slli_epi32(c, 16)); }
+static inline freg f_from_upper(creg c) {
+  return _mm256_castsi256_ps(_mm256_and_si256(c, _mm256_set1_epi32(-65536)));
+}
 template <int S>
 static inline preg c_bytes(creg c) {
   return _mm256_srai_epi16(S == 0 ? _mm256_slli_epi16(c, 8) : c, 8);

@@ -81,6 +81,11 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 }
 
 static inline creg c_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+// The bfloat16 in the lower and in the upper half of each 32 bits.
+static inline freg f_from_lower(creg c) { return _mm512_castsi512_ps(_mm512_slli_epi32(c, 16)); }
+static inline freg f_from_upper(creg c) {
+  return _mm512_castsi512_ps(_mm512_and_si512(c, _mm512_set1_epi32(-65536)));
+}
 template <int S>
 static inline preg c_bytes(creg c) {
   return _mm512_srai_epi16(S == 0 ? _mm512_slli_epi16(c, 8) : c, 8);

@@ -100,6 +100,9 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 }
 
 static inline creg c_load(const uint8_t* p) { return load_as<creg>(p); }
+// The bfloat16 in the lower and in the upper half of each 32 bits.
+static inline freg f_from_lower(creg c) { return same_bits<freg>(c << 16); }
+static inline freg f_from_upper(creg c) { return same_bits<freg>(c & -65536); }
 template <int S>
 static inline preg c_bytes(creg c) {
   return {f_from_int(c << (24 - 8 * S) >> 24), f_from_int(c << (8 - 8 * S) >> 24)};

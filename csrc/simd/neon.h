@@ -77,6 +77,13 @@ static inline void f_zip(freg a, freg b, freg& low, freg& high) {
 }
 
 static inline creg c_load(const uint8_t* p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+// The bfloat16 in the lower and in the upper half of each 32 bits.
+static inline freg f_from_lower(creg c) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(c), 16));
+}
+static inline freg f_from_upper(creg c) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(c), vdupq_n_u32(0xffff0000)));
+}
 template <int S>
 static inline preg c_bytes(creg c) {
   const int16x8_t words = vreinterpretq_s16_u16(c);

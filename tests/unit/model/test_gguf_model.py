@@ -64,7 +64,7 @@ def test_quantised_files_compute_what_their_values_say(type_name: str, backend: 
     tokens = list(range(30, 60))
     rough = OneSequence(small, make_backend(backend, threads=1)).feed(tokens)
     exact = OneSequence(convert(small, "float32", None), make_backend(backend, threads=1)).feed(tokens)
-    assert np.linalg.norm(rough - exact) / np.linalg.norm(exact) < {"F16": 1e-6, "BF16": 1e-6}.get(type_name, 0.03)
+    assert np.linalg.norm(rough - exact) / np.linalg.norm(exact) < {"F16": 1e-6, "BF16": 1e-5}.get(type_name, 0.03)
 
 
 def test_b167_descriptive_keys_may_be_absent(edited: Any) -> None:
