@@ -36,12 +36,51 @@ void walk(const TaskView& view, float* scratch) {
   }
 }
 
+#ifdef RAMET_TILES
+// Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
+// row does not see by zero, which such a value survives.
+bool hides_infinities(const TaskView& view) {
+  const auto position = [&](int64_t row) {
+    return int64_t{view.args.positions[view.args.task_rows[view.task.first_row + row]]};
+  };
+  const int64_t begin = view.task.first_span * kSpan, end = begin + view.task.num_spans * kSpan;
+  const int64_t first = position(0) + 1 > begin ? position(0) + 1 : begin;
+  const int64_t last =
+      position(view.task.num_rows - 1) + 1 < end ? position(view.task.num_rows - 1) + 1 : end;
+  int64_t at[kStep];
+  for (int64_t p = first; p < last; p += kStep) {
+    const int64_t num = last - p < kStep ? last - p : kStep;
+    view.find(p, num, at);
+    for (int64_t j = 0; j < num; ++j) {
+      const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + at[j];
+      for (int64_t d = 0; d < view.args.head_dim; ++d) {
+        if ((value[d] & 0x7f80) == 0x7f80) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void walk_tiles(const TaskView& view, float* scratch) {
+  if (!hides_infinities(view)) return walk<TileSpans>(view, scratch);
+  for (int32_t r = 0; r < view.task.num_rows; ++r) {
+    AttentionTask alone = view.task;
+    alone.first_row += r;
+    alone.num_rows = 1;
+    const int32_t span =
+        view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
+    if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
+    walk<TileSpans>(TaskView(view.args, alone, view.kv_head), scratch);
+  }
+}
+#endif
+
 }  // namespace
 
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch) {
   const TaskView view(args, task, kv_head);
 #ifdef RAMET_TILES
-  if (args.is_bf16) return walk<TileSpans>(view, scratch);
+  if (args.is_bf16) return walk_tiles(view, scratch);
 #endif
   walk<LaneSpans>(view, scratch);
 }

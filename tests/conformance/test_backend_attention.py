@@ -185,6 +185,23 @@ def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int) -> None:
         assert together.tobytes() == np.concatenate([alone[i] for i in order]).tobytes()
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(("name", "odd"), [("keys", np.nan), ("values", np.nan), ("values", np.inf)])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the reference's, in numpy
+def test_what_is_not_finite_reaches_later_rows_alone(backend: Backend, bf16: bool, name: str, odd: float) -> None:
+    """Whatever chunk the row is computed in: what is before it may be cached, and read by others."""
+    sequence = Sequence(10, 301, (3, 1), 40)
+    clean = attend(backend, sequence, 16, [301], bf16=bf16)
+    getattr(sequence, name)[270, 0, 5] = odd
+    want = attend(backend, sequence, 16, [1] * 301, bf16=bf16)
+    assert want[:270].tobytes() == clean[:270].tobytes()
+    assert not np.isfinite(want[270:]).all(axis=1).any()
+    for chunks in ([301], [200, 101], [7] * 43, [265, 6, 30]):
+        got = attend(backend, sequence, 16, chunks, bf16=bf16)
+        assert got[:270].tobytes() == clean[:270].tobytes(), chunks
+        assert (np.isfinite(got) == np.isfinite(want)).all(), chunks
+
+
 def test_threads_do_not_change_bits() -> None:
     sequence = Sequence(8, 700, (6, 2), 64)
     for isa in _native.isas():
