@@ -104,7 +104,9 @@ class SchedulerConfig:
     )
     max_running_seqs: int = _option(64, "sequences running at once")
     max_batch_tokens: int = _option(2048, "tokens computed in a step")
-    chunked_prefill_size: int | None = _option(512, "prompt tokens a step")
+    chunked_prefill_size: int | None = _option(
+        256, "prompt tokens a step", "Of one prompt; of all together while answers are being written, which wait for them."
+    )
     max_queued_requests: int = _option(
         1024, "most waiting requests", "Further ones are refused, with status 429 and when to retry."
     )

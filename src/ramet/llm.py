@@ -67,7 +67,7 @@ class LLM:
         page_size: int = 16,
         prefix_cache: PrefixCacheKind = "radix",
         threads: int | None = None,
-        chunked_prefill_size: int | None = 512,
+        chunked_prefill_size: int | None = 256,
         max_total_tokens: int | None = None,
         dtype: Dtype = "auto",
         quantization: Quantization | None = None,

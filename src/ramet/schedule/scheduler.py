@@ -151,8 +151,9 @@ class Scheduler:
     def schedule(self, now_s: float) -> Batch | None:
         """The next step's batch, now in flight; None where there is nothing to compute. ``now_s`` is the time, for the news."""
         self._now_s = now_s
-        chunks = self._plan_running()
-        self._plan_waiting(chunks)
+        budget = self._step_tokens()
+        chunks = self._plan_running(budget)
+        self._plan_waiting(chunks, budget - sum(chunk.num_tokens for chunk in chunks))
         if not chunks:
             return None
         self._num_steps += 1
@@ -163,10 +164,17 @@ class Scheduler:
         self._launched.append((batch, chunks, {} if masks is None else masks.errors))
         return batch
 
-    def _plan_running(self) -> list[Chunk]:
+    def _step_tokens(self) -> int:
+        """Tokens that the next step may have: while answers are written, one chunk of prompts, which they all wait for."""
+        most, chunk = self._config.max_batch_tokens, self._config.chunked_prefill_size
+        num_writing = sum(1 for seq in self._running if seq.num_remaining_tokens == 1)
+        if chunk is None or num_writing == 0:
+            return most
+        return min(most, max(num_writing + chunk, len(self._running)))
+
+    def _plan_running(self, budget: int) -> list[Chunk]:
         """Each running sequence once, best rank first. Victims come from the end of the list, which is not visited yet."""
         chunks: list[Chunk] = []
-        budget = self._config.max_batch_tokens
         visited = 0
         while visited < len(self._running):
             seq = self._running[visited]
@@ -190,9 +198,8 @@ class Scheduler:
             budget -= num_tokens
         return chunks
 
-    def _plan_waiting(self, chunks: list[Chunk]) -> None:
+    def _plan_waiting(self, chunks: list[Chunk], budget: int) -> None:
         """Admit in the policy's order until one does not fit."""
-        budget = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
         admitted: list[Sequence] = []
         failed: list[tuple[Sequence, str]] = []
         # A policy may ask the cache about many sequences, so it is not asked in vain.

@@ -145,7 +145,8 @@ def test_larger_pages_waste_more():
     waste = {page_size: chat_waste(page_size) for page_size in (1, 16, 128)}
     assert all(0 <= share < 1 for shares in waste.values() for share in shares)
     assert sum(waste[1]) < sum(waste[16]) < sum(waste[128])
-    assert len({len(shares) for shares in waste.values()}) == 1, "the traffic is the same"
+    num_steps = [len(shares) for shares in waste.values()]
+    assert max(num_steps) < 1.05 * min(num_steps), "the traffic is the same, but for what the cache spares"
 
 
 def test_the_waste_of_one_answer_is_known():

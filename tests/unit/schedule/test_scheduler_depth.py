@@ -128,3 +128,27 @@ def test_chunks_keep_to_their_limits_and_decodes_are_never_starved() -> None:
         for update in bench.scheduler.update(bench.runner.collect()):
             told[update.request_id] += len(update.new_token_ids)
     assert [told[name] for name in decoding] == [19] * 4
+
+
+def test_while_answers_are_written_prompts_share_one_chunk() -> None:
+    """Every answer waits for a step's prompts; with none to wait, several chunks go into one."""
+    bench = Bench(num_pages=800, chunked_prefill_size=16, max_batch_tokens=100, max_running_seqs=8, max_model_len=400)
+    prompts = [[9 + (i * k) % 37 for i in range(80)] for k in (1, 2, 3)]
+    for prompt in prompts:
+        bench.submit(prompt, max_tokens=60, **MIXED)
+    batch = bench.scheduler.schedule(0.0)
+    assert batch is not None
+    assert (batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist() == [16, 16, 16]
+    bench.runner.launch(batch)
+    bench.scheduler.update(bench.runner.collect())
+    bench.submit([5, 6, 7], max_tokens=60, priority=1, **MIXED)
+    sizes = []
+    for _ in range(16):
+        batch = bench.scheduler.schedule(0.0)
+        assert batch is not None
+        sizes.append(sorted((batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist()))
+        bench.runner.launch(batch)
+        bench.scheduler.update(bench.runner.collect())
+    assert sizes[0] == [3, 16, 16, 16]  # nobody writes yet
+    assert all(sum(size for size in step if size > 1) <= 16 for step in sizes[1:])
+    assert sizes[-1] == [1, 1, 1, 1]
