@@ -12,42 +12,36 @@ using TileRows = float[kRowTile][kPanel];
 
 // One or two blocks of 16 rows against two panels: tiles 0 to 3 take the sums, 4 and 5 hold a block's halves,
 // 6 and 7 the weights.
+template <int First, int Second>
+RAMET_INLINE void add_step(const uint16_t* halves) {
+  tile_load<4>(halves, 2 * kHalfStep);
+  tile_load<5>(halves + kHalfTile, 2 * kHalfStep);
+  tile_dot_bf16<First, 4, 6>();
+  tile_dot_bf16<Second, 4, 7>();
+  tile_dot_bf16<First, 5, 6>();
+  tile_dot_bf16<Second, 5, 7>();
+}
+
 template <bool kTwoBlocks>
 void multiply_halves(const uint16_t* rows, const uint8_t* const (&panels)[2], int64_t num_steps, bool fetches,
                      TileRows (&out)[4]) {
-  constexpr int64_t kRowBytes = kHalfStep * 2;
-  const uint16_t* others = rows + num_steps * 2 * kHalfTile;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  constexpr int64_t kStepBytes = kHalfStep * kPanel * 2;
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
   for (int64_t i = 0; i < num_steps; ++i) {
-    constexpr int64_t kStepBytes = kHalfStep * kPanel * 2;
-    if (fetches) {
-      fetch_share(panels[1] + num_steps * kStepBytes, 2 * num_steps * kStepBytes, i, num_steps);
-    }
-    _tile_loadd(6, panels[0] + i * kStepBytes, 64);
-    _tile_loadd(7, panels[1] + i * kStepBytes, 64);
-    _tile_loadd(4, rows + i * 2 * kHalfTile, kRowBytes);
-    _tile_loadd(5, rows + i * 2 * kHalfTile + kHalfTile, kRowBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(0, 5, 6);
-    _tile_dpbf16ps(1, 5, 7);
-    if constexpr (kTwoBlocks) {
-      _tile_loadd(4, others + i * 2 * kHalfTile, kRowBytes);
-      _tile_loadd(5, others + i * 2 * kHalfTile + kHalfTile, kRowBytes);
-      _tile_dpbf16ps(2, 4, 6);
-      _tile_dpbf16ps(3, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+    if (fetches) fetch_share(panels[1] + num_steps * kStepBytes, 2 * num_steps * kStepBytes, i, num_steps);
+    tile_load<6>(panels[0] + i * kStepBytes, 64);
+    tile_load<7>(panels[1] + i * kStepBytes, 64);
+    add_step<0, 1>(rows + i * 2 * kHalfTile);
+    if constexpr (kTwoBlocks) add_step<2, 3>(rows + (num_steps + i) * 2 * kHalfTile);
   }
-  _tile_stored(0, out[0], 64);
-  _tile_stored(1, out[1], 64);
+  tile_store<0>(out[0], 64);
+  tile_store<1>(out[1], 64);
   if constexpr (kTwoBlocks) {
-    _tile_stored(2, out[2], 64);
-    _tile_stored(3, out[3], 64);
+    tile_store<2>(out[2], 64);
+    tile_store<3>(out[3], 64);
   }
 }
 

@@ -11,8 +11,6 @@ namespace ramet {
 namespace RAMET_ISA {
 namespace {
 
-#define RAMET_INLINE __attribute__((always_inline)) inline  // or accumulators go through memory
-
 constexpr int64_t kGroupPanelBytes = kGroup * kPanel;  // of weights as bytes
 
 // Nibbles of one group of a q4 panel become bytes.
@@ -29,28 +27,21 @@ struct alignas(64) TileDots {
   int32_t halves[2][kRowTile][kPanel];
 };
 
-// Two sets of tiles take turns. A tile's number is part of an instruction's name, so a macro writes both.
-#define RAMET_DOT_GROUP(name, upper, lower, weights)                                 \
-  template <Format F>                                                                \
-  RAMET_INLINE void name(const uint8_t* codes, const uint8_t* bytes, TileDots& to) { \
-    _tile_loadd(4, codes, kGroup);                                                   \
-    _tile_loadd(5, codes + kGroupTileBytes / 2, kGroup);                             \
-    _tile_loadd(weights, bytes, 64);                                                 \
-    _tile_zero(upper);                                                               \
-    _tile_zero(lower);                                                               \
-    if constexpr (F == Format::q4) {                                                 \
-      _tile_dpbsud(upper, 4, weights);                                               \
-      _tile_dpbuud(lower, 5, weights);                                               \
-    } else {                                                                         \
-      _tile_dpbssd(upper, 4, weights);                                               \
-      _tile_dpbusd(lower, 5, weights);                                               \
-    }                                                                                \
-    _tile_stored(upper, to.halves[0], 64);                                           \
-    _tile_stored(lower, to.halves[1], 64);                                           \
-  }
-RAMET_DOT_GROUP(dot_even_group, 0, 1, 6)
-RAMET_DOT_GROUP(dot_odd_group, 2, 3, 7)
-#undef RAMET_DOT_GROUP
+// Two sets of tiles take turns: sums of the upper halves, of the lower ones, and weights. The codes' halves
+// pass through 4 and 5.
+template <Format F, int Upper, int Lower, int Weights>
+RAMET_INLINE void dot_group(const uint8_t* codes, const uint8_t* bytes, TileDots& to) {
+  constexpr bool kSigned = F == Format::q8;
+  tile_load<4>(codes, kGroup);
+  tile_load<5>(codes + kGroupTileBytes / 2, kGroup);
+  tile_load<Weights>(bytes, 64);
+  tile_zero<Upper>();
+  tile_zero<Lower>();
+  tile_dot_bytes<true, kSigned, Upper, 4, Weights>();
+  tile_dot_bytes<false, kSigned, Lower, 5, Weights>();
+  tile_store<Upper>(to.halves[0], 64);
+  tile_store<Lower>(to.halves[1], 64);
+}
 
 struct TilePanel {
   const uint8_t* bytes;    // [group][8][16 outputs][4]
@@ -81,15 +72,15 @@ void run_block(const TilePanel& w, const uint8_t* codes, const float* scales, in
       if constexpr (F == Format::q4) acc[m] = f_fma(min, f_set(rows[kRowTile + m]), acc[m]);
     }
   };
-  dot_even_group<F>(codes, w.bytes, even);
+  dot_group<F, 0, 1, 6>(codes, w.bytes, even);
   for (int64_t g = 0; g < num_groups; g += 2) {
     if (w.ahead != nullptr) fetch_share(w.ahead, w.num_bytes, g / 2, (num_groups + 1) / 2);
     const uint8_t* ahead = codes + (g + 1) * kGroupTileBytes;
     const uint8_t* bytes = w.bytes + (g + 1) * kGroupPanelBytes;
-    if (g + 1 < num_groups) dot_odd_group<F>(ahead, bytes, odd);
+    if (g + 1 < num_groups) dot_group<F, 2, 3, 7>(ahead, bytes, odd);
     add_group(even, g);
     if (g + 1 == num_groups) break;
-    if (g + 2 < num_groups) dot_even_group<F>(ahead + kGroupTileBytes, bytes + kGroupPanelBytes, even);
+    if (g + 2 < num_groups) dot_group<F, 0, 1, 6>(ahead + kGroupTileBytes, bytes + kGroupPanelBytes, even);
     add_group(odd, g + 1);
   }
 #pragma GCC unroll 16

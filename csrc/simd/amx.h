@@ -4,6 +4,7 @@
 #include "simd/avx512.h"
 
 #define RAMET_TILES
+#define RAMET_INLINE __attribute__((always_inline)) inline  // or accumulators go through memory
 
 namespace ramet {
 namespace RAMET_ISA {
@@ -35,8 +36,8 @@ private:
   } config_;
 };
 
-// Loads and stores of a tile register, rows `stride` bytes apart, and sum += a * b, where a has rows of 32
-// bfloat16 and b rows of 16 pairs.
+// Loads and stores of a tile register, rows `stride` bytes apart, and sum += a * b: a has rows of 32 bfloat16
+// and b rows of 16 pairs, or a rows of 64 bytes, signed or not, and b rows of 16 fours.
 template <int T>
 static inline void tile_load(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(T) : "memory");
@@ -52,6 +53,17 @@ static inline void tile_zero() {
 template <int Sum, int A, int B>
 static inline void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+}
+template <bool ASigned, bool BSigned, int Sum, int A, int B>
+static inline void tile_dot_bytes() {
+  if constexpr (ASigned && BSigned)
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+  else if constexpr (ASigned)
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+  else if constexpr (BSigned)
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+  else
+    asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
 }
 
 }  // namespace RAMET_ISA
