@@ -53,9 +53,9 @@ bool hides_infinities(const TaskView& view) {
     view.find(p, num, at);
     for (int64_t j = 0; j < num; ++j) {
       const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + at[j];
-      for (int64_t d = 0; d < view.args.head_dim; ++d) {
-        if ((value[d] & 0x7f80) == 0x7f80) return true;
-      }
+      bool is_found = false;  // no early end: the loop is done by vectors
+      for (int64_t d = 0; d < view.args.head_dim; ++d) is_found |= (value[d] & 0x7f80) == 0x7f80;
+      if (is_found) return true;
     }
   }
   return false;
