@@ -85,6 +85,18 @@ class TestLinear:
         for start, stop in ((0, 2), (1, 4), (3, 8), (5, 14), (40, 63)):
             assert same_bits(backend.linear(x[start:stop], packed), whole[start:stop])
 
+    @pytest.mark.skipif("amx" not in _native.isas(), reason="this machine has no tiles")
+    @pytest.mark.parametrize("kind", ["q8", "q4"])
+    @pytest.mark.parametrize("k", [32, 160, 576, 16416])
+    def test_tiles_have_the_bits_of_vectors(self, rng: np.random.Generator, kind: WeightFormat, k: int) -> None:
+        """Decision 0031. Rows longer than 16,384 are not done by tiles."""
+        weight, x = make_weight(rng, kind, 83 if k < 1000 else 17, k), normal(rng, 37, k)
+        x[3, 5] = np.nan
+        tiles, vectors = (make_backend("cpu", threads=2, isa=isa) for isa in ("amx", "avx512"))
+        for num in (1, 4, 5, 12, 13, 16, 17, 37):
+            got, want = (b.linear(x[:num], b.pack([weight])) for b in (tiles, vectors))
+            assert same_bits(got, want), num
+
     def test_parts_are_stacked(self, backend: Backend, rng: np.random.Generator) -> None:
         sizes = dict(zip(FORMATS, (20, 16, 7, 33, 1), strict=True))
         parts = [make_weight(rng, kind, n, 64) for kind, n in sizes.items()]
@@ -104,11 +116,13 @@ class TestLinear:
 
     @pytest.mark.parametrize("size", [1e-38, 1e-20, 1e20])
     def test_extreme_sizes(self, backend: Backend, rng: np.random.Generator, size: float) -> None:
-        weights = [make_weight(rng, kind, 20, 64) for kind in FORMATS]
         x = normal(rng, 2, 64) * np.float32(size)
-        want = REFERENCE.linear(x, REFERENCE.pack(weights))
-        flushed = 64 * 2.0**-126 if backend.isa == "amx" else 0.0  # its matrix unit takes subnormal numbers for zero
-        np.testing.assert_allclose(backend.linear(x, backend.pack(weights)), want, rtol=1e-3, atol=size * 1e-3 + 4 * flushed)
+        for kind in FORMATS:
+            weight = make_weight(rng, kind, 20, 64)
+            want = REFERENCE.linear(x, REFERENCE.pack([weight]))
+            # The matrix unit takes subnormal numbers for zero: each of 64 products may be off by a weight times the least normal.
+            flushed = 4 * 64 * 2.0**-126 if backend.isa == "amx" and kind == "bf16" else 0.0
+            np.testing.assert_allclose(backend.linear(x, backend.pack([weight])), want, rtol=1e-3, atol=size * 1e-3 + flushed)
 
     def test_extreme_codes_do_not_saturate(self, backend: Backend) -> None:
         x = np.where(np.arange(64) % 2, 1, -1).astype(np.float32)[None]
