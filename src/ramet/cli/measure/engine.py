@@ -29,11 +29,7 @@ from ramet.runner.kv_tensors import free_bytes
 
 __all__ = ["CASES", "KERNEL_CASES", "Case", "LeftOut", "Subject"]
 
-_RUNS_S, _MIN_RUNS, _MAX_RUNS = (
-    2.0,
-    3,
-    9,
-)  # a case is run again and again for about so long, after a first time that does not count
+_RUNS_S, _MIN_RUNS, _MAX_RUNS = 2.0, 3, 9  # a case runs for about so long, after a first time that does not count
 _OWN_TOKENS = 33  # of a prompt before it decodes: whole pages of 16 and one that is always computed
 _DECODED = 48
 _ROOT, _BRANCHES, _TAIL, _GROWN = 3000, 16, 8, 32  # of a tree search
