@@ -34,14 +34,13 @@ Plan::Plan(const BatchView& batch)
   }
   add_spans(split);
   // Long tasks first, so that none is left for the end while other threads have nothing to do.
-  std::stable_sort(tasks.begin(), tasks.end(), [this](const AttentionTask& a, const AttentionTask& b) {
-    const auto cost = [this](const AttentionTask& t) {
-      const int64_t last =
-          positions[static_cast<size_t>(task_rows[static_cast<size_t>(t.first_row + t.num_rows - 1)])];
-      return t.num_rows * std::min(last + 1, t.num_spans * kSpan);
-    };
-    return cost(a) > cost(b);
-  });
+  const auto cost = [this](const AttentionTask& t) {
+    const int64_t last =
+        positions[static_cast<size_t>(task_rows[static_cast<size_t>(t.first_row + t.num_rows - 1)])];
+    return t.num_rows * std::min(last + 1 - t.first_span * kSpan, t.num_spans * kSpan);
+  };
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [&](const AttentionTask& a, const AttentionTask& b) { return cost(a) > cost(b); });
 }
 
 void Plan::check(const BatchView& batch) const {
@@ -70,79 +69,80 @@ void Plan::check(const BatchView& batch) const {
   }
 }
 
-int32_t Plan::last_span(const Sequence& seq) const {
-  return static_cast<int32_t>(positions[static_cast<size_t>(seq.first_row + seq.num_rows - 1)] / kSpan);
-}
-
-void Plan::add_task(const std::vector<int32_t>& rows, int32_t first_span, int32_t num_spans,
-                    int32_t first_page) {
-  const auto num = static_cast<int32_t>(rows.size());
-  tasks.push_back({static_cast<int32_t>(task_rows.size()), num, first_span, num_spans, first_page});
-  task_rows.insert(task_rows.end(), rows.begin(), rows.end());
+void Plan::add_task(int32_t first_span, int32_t num_spans, int32_t first_page) {
+  const int32_t first_row = tasks.empty() ? 0 : tasks.back().first_row + tasks.back().num_rows;
+  const auto num = static_cast<int32_t>(task_rows.size()) - first_row;
+  if (num == 0) return;
+  tasks.push_back({first_row, num, first_span, num_spans, first_page});
   max_task_rows = std::max<int64_t>(max_task_rows, num);
 }
 
 void Plan::add_tiles(const Sequence& seq) {
   for (int32_t i = 0; i < seq.num_rows; i += kMaxTaskRows) {
-    std::vector<int32_t> rows;
-    for (int32_t j = i; j < seq.num_rows && j < i + kMaxTaskRows; ++j) rows.push_back(seq.first_row + j);
-    add_task(rows, 0, static_cast<int32_t>(positions[static_cast<size_t>(rows.back())] / kSpan) + 1,
-             seq.first_page);
+    for (int32_t j = i; j < seq.num_rows && j < i + kMaxTaskRows; ++j) task_rows.push_back(seq.first_row + j);
+    add_task(0, num_spans_of(task_rows.back()), seq.first_page);
   }
 }
 
 void Plan::add_spans(const std::vector<Sequence>& seqs) {
   int32_t num_spans = 0;
   for (const Sequence& seq : seqs) {
-    num_spans = std::max(num_spans, last_span(seq) + 1);
-    for (int32_t row = seq.first_row; row < seq.first_row + seq.num_rows; ++row) {
-      const auto n = static_cast<int32_t>(positions[static_cast<size_t>(row)] / kSpan) + 1;
+    num_spans = std::max(num_spans, num_spans_of(seq.last_row()));
+    for (int32_t row = seq.first_row; row <= seq.last_row(); ++row) {
+      const int32_t n = num_spans_of(row);
+      if (n == 1) continue;  // its only task finishes it
       partial_of_row[static_cast<size_t>(row)] = num_partials;
       split_rows.push_back({row, n, num_partials});
       num_partials += n;
     }
   }
+  std::vector<Visit> visits;
   for (int32_t span = 0; span < num_spans; ++span) {
-    std::vector<std::vector<const Sequence*>> groups;  // that see the same pages
+    visits.clear();
     for (const Sequence& seq : seqs) {
-      if (last_span(seq) < span) continue;
-      const auto mates = std::find_if(
-          groups.begin(), groups.end(),
-          [&](const std::vector<const Sequence*>& group) { return same_pages(span, *group.front(), seq); });
-      if (mates == groups.end()) {
-        groups.push_back({&seq});
-      } else {
-        mates->push_back(&seq);
-      }
+      if (num_spans_of(seq.last_row()) > span) visits.push_back({last_page(span, seq), &seq});
     }
-    for (const auto& group : groups) add_shared_span(span, group);
+    // Page tables that meet in a page are alike before it, so those that share the span stand side by side.
+    std::sort(visits.begin(), visits.end());
+    for (auto from = visits.begin(); from != visits.end();) {
+      auto to = from + 1;
+      while (to != visits.end() && same_pages(span, *from, *to)) ++to;
+      add_shared_span(span, from, to);
+      from = to;
+    }
   }
 }
 
-void Plan::add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs) {
-  std::vector<int32_t> rows;
-  const int32_t first_page = seqs.front()->first_page;
-  for (const Sequence* seq : seqs) {
-    for (int32_t row = seq->first_row; row < seq->first_row + seq->num_rows; ++row) {
-      if (positions[static_cast<size_t>(row)] < span * kSpan) continue;
-      rows.push_back(row);
-      if (static_cast<int64_t>(rows.size()) == kMaxTaskRows) {
-        add_task(rows, span, 1, first_page);
-        rows.clear();
-      }
+void Plan::add_shared_span(int32_t span, Visits from, Visits to) {
+  const int32_t first_page = from->second->first_page;
+  int32_t num = 0;
+  for (; from != to; ++from) {
+    const Sequence& seq = *from->second;
+    for (int32_t row = seq.first_row; row <= seq.last_row(); ++row) {
+      if (num_spans_of(row) <= span) continue;
+      task_rows.push_back(row);
+      if (++num % kMaxTaskRows == 0) add_task(span, 1, first_page);
     }
   }
-  if (!rows.empty()) add_task(rows, span, 1, first_page);
+  add_task(span, 1, first_page);
 }
 
-// Both see the whole span, all their rows, through the same pages.
-bool Plan::same_pages(int32_t span, const Sequence& a, const Sequence& b) const {
-  const int64_t begin = span * kSpan, end = begin + kSpan;
-  if (positions[static_cast<size_t>(a.first_row)] < end - 1) return false;
-  if (positions[static_cast<size_t>(b.first_row)] < end - 1) return false;
-  const auto first = begin / page_size, last = (end - 1) / page_size;
-  const int32_t *pa = page_ids.data() + a.first_page, *pb = page_ids.data() + b.first_page;
-  return std::equal(pa + first, pa + last + 1, pb + first);
+int32_t Plan::num_spans_of(int32_t row) const {
+  return static_cast<int32_t>(positions[static_cast<size_t>(row)] / kSpan) + 1;
+}
+
+// The page of the span's last position; -1 where not all rows see that.
+int32_t Plan::last_page(int32_t span, const Sequence& seq) const {
+  const int64_t last = (span + 1) * kSpan - 1;
+  if (positions[static_cast<size_t>(seq.first_row)] < last) return -1;
+  return page_ids[static_cast<size_t>(seq.first_page + last / page_size)];
+}
+
+bool Plan::same_pages(int32_t span, const Visit& a, const Visit& b) const {
+  if (a.first != b.first || a.first < 0) return false;
+  const int64_t first = span * kSpan / page_size, last = ((span + 1) * kSpan - 1) / page_size;
+  const int32_t *pa = page_ids.data() + a.second->first_page, *pb = page_ids.data() + b.second->first_page;
+  return std::equal(pa + first, pa + last, pb + first);
 }
 
 }  // namespace ramet

@@ -1,6 +1,7 @@
 // What attention does in a step: found once, used in every layer.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "ops.h"
@@ -36,15 +37,20 @@ public:
 private:
   struct Sequence {
     int32_t first_row, num_rows, first_page;
+
+    int32_t last_row() const { return first_row + num_rows - 1; }
   };
+  using Visit = std::pair<int32_t, const Sequence*>;  // of a sequence to a span, and the span's last page
+  using Visits = std::vector<Visit>::const_iterator;
 
   void check(const BatchView& batch) const;
   void add_tiles(const Sequence& seq);
   void add_spans(const std::vector<Sequence>& seqs);
-  void add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs);
-  bool same_pages(int32_t span, const Sequence& a, const Sequence& b) const;
-  void add_task(const std::vector<int32_t>& rows, int32_t first_span, int32_t num_spans, int32_t first_page);
-  int32_t last_span(const Sequence& seq) const;
+  void add_shared_span(int32_t span, Visits from, Visits to);
+  bool same_pages(int32_t span, const Visit& a, const Visit& b) const;
+  int32_t last_page(int32_t span, const Sequence& seq) const;
+  int32_t num_spans_of(int32_t row) const;
+  void add_task(int32_t first_span, int32_t num_spans, int32_t first_page);  // of rows not yet in one
 };
 
 }  // namespace ramet

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.sampling_rows import rows_of
 
 from ramet import _native
-from ramet.core.batch import Batch, PageCopies, RowSampling
+from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import Backend, KVLayer
 from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16
@@ -18,7 +19,6 @@ from ramet.kernels.registry import make_backend
 REFERENCE = ReferenceBackend()
 CPUS = [(isa, threads) for isa in _native.isas() for threads in (1, 2)]
 NONE = np.zeros(0, np.int32)
-NO_SAMPLING = RowSampling(*[np.zeros(0, np.float32)] * len(RowSampling.__struct_fields__))
 
 
 @pytest.fixture(scope="module", params=[None, *CPUS], ids=lambda p: "reference" if p is None else f"{p[0]}-{p[1]}")
@@ -52,7 +52,7 @@ def make_batch(page_size: int, rows: list[Row]) -> Batch:
         page_indptr=indptr([len(row.pages) for row in rows]),
         page_ids=np.concatenate([*(row.pages for row in rows), NONE]).astype(np.int32),
         sample_rows=NONE,
-        sampling=NO_SAMPLING,
+        sampling=rows_of(),
         prompt_logprob_rows=NONE,
         prompt_logprob_targets=NONE,
         prompt_logprob_k=NONE,

@@ -34,9 +34,11 @@ def rows_of(*rows: Mapping[str, Any]) -> RowSampling:
     history_indptr, history_ids = _ragged(histories)
     masks = [row["mask"] for row in rows if "mask" in row]
     mask_indptr, _ = _ragged([[0] * ("mask" in row) for row in rows])
+    plain: dict[str, Any] = {}
+    for kind, defaults in ((np.float32, _FLOATS), (np.int32, _INTS)):
+        plain |= {name: np.array([row.get(name, default) for row in rows], kind) for name, default in defaults.items()}
     return RowSampling(
-        **{name: np.array([row.get(name, default) for row in rows], np.float32) for name, default in _FLOATS.items()},
-        **{name: np.array([row.get(name, default) for row in rows], np.int32) for name, default in _INTS.items()},
+        **plain,
         seed=np.array([row.get("seed", 0) for row in rows], np.uint64),
         counter=np.array([row.get("counter", 1) for row in rows], np.int64),
         bias_indptr=bias_indptr,
