@@ -30,7 +30,11 @@ struct dots16 {
   dreg r[kRegs];
 };
 
-#define RAMET_EACH for (int i = 0; i < kRegs; ++i)
+// GCC takes arrays apart into registers where loops over them are unrolled, and functions they go through
+// inlined, early on; otherwise accumulators go through memory.
+#define RAMET_INLINE __attribute__((always_inline)) inline
+#define RAMET_UNROLL _Pragma("GCC unroll 16")
+#define RAMET_EACH RAMET_UNROLL for (int i = 0; i < kRegs; ++i)
 
 static inline f32x16 set(float x) {
   f32x16 y;

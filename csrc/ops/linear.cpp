@@ -53,76 +53,6 @@ void add_dense(const Matrix& w, const uint8_t* panel, const Activations& a, int6
   if (k < a.k) add(k, static_cast<int>(a.k - k));
 }
 
-template <Format F>
-constexpr int kParts = F == Format::q8 ? 2 : 4;  // of a word of 16 bits, one code each
-
-// Part S of the words, against the two inputs of each row that it belongs to, x[0] and x[1] of the first row.
-template <Format F, int S, int M, int P>
-inline void add_part(const codes16 (&codes)[P], const int16_t* x, int64_t k, dots16 (&sums)[M][P]) {
-  pairs16 pairs[P];
-  for (int p = 0; p < P; ++p) {
-    if constexpr (F == Format::q8) pairs[p] = byte_pairs<S>(codes[p]);
-    if constexpr (F == Format::q4) pairs[p] = nibble_pairs<S>(codes[p]);
-  }
-  for (int m = 0; m < M; ++m) {
-    const preg two = two_inputs(x + m * k);
-    for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], pairs[p], two);
-  }
-}
-
-template <Format F, int M, int P>
-void add_quantized(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
-                   f32x16 (&acc)[M][P]) {
-  constexpr int kSteps = kGroup / 2 / kParts<F>;
-  // One sum waits for its last product, and small tiles have few of them, so theirs are split: integers may
-  // be.
-  constexpr int kFree = kLinearChains / 2 / (M * P),
-                C = kFree < kParts<F> ? (kFree < 1 ? 1 : kFree) : kParts<F>;
-  const int64_t num_groups = a.k / kGroup;
-  const int16_t* x = a.codes.codes + m0 * a.k;
-  const GroupScale* groups = a.codes.groups + m0 * num_groups;
-  const uint8_t* scales = panel + code_bytes(F, a.k);
-  for (int64_t g = 0; g < num_groups; ++g) {
-    if constexpr (M <= kStreamingRows)
-      fetch_share(panel + static_cast<size_t>(P) * w.panel_bytes, P * w.panel_bytes, g, num_groups);
-    dots16 sums[C][M][P];
-    for (auto& chain : sums) {
-      for (auto& row : chain) {
-        for (dots16& sum : row) sum = no_dots();
-      }
-    }
-    for (int i = 0; i < kSteps; ++i) {
-      codes16 codes[P];
-      for (int p = 0; p < P; ++p)
-        codes[p] = load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps + i) * 64);
-      if constexpr (F == Format::q8) {
-        const int16_t* inputs = x + g * kGroup + i / 2 * 8 + i % 2 * 2;
-        add_part<F, 0>(codes, inputs, a.k, sums[0]);
-        add_part<F, 1>(codes, inputs + 4, a.k, sums[1 % C]);
-      } else {
-        const int16_t* inputs = x + g * kGroup + i * 8;
-        add_part<F, 0>(codes, inputs, a.k, sums[0]);
-        add_part<F, 1>(codes, inputs + 2, a.k, sums[1 % C]);
-        add_part<F, 2>(codes, inputs + 4, a.k, sums[2 % C]);
-        add_part<F, 3>(codes, inputs + 6, a.k, sums[3 % C]);
-      }
-    }
-    for (int p = 0; p < P; ++p) {
-      const auto* halves = reinterpret_cast<const uint16_t*>(scales + static_cast<size_t>(p) * w.panel_bytes);
-      halves += g * kPanel * (F == Format::q4 ? 2 : 1);
-      const f32x16 scale = load_f16(halves);
-      for (int m = 0; m < M; ++m) {
-        const GroupScale& group = groups[m * num_groups + g];
-        dots16 sum = sums[0][m][p];
-        for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
-        acc[m][p] = fma(to_float(sum), mul(scale, set(group.scale)), acc[m][p]);
-        if constexpr (F == Format::q4)
-          acc[m][p] = fma(load_f16(halves + kPanel), set(group.offset), acc[m][p]);
-      }
-    }
-  }
-}
-
 inline void put(const Output& out, int64_t row, int64_t n0, int64_t n, const f32x16& product) {
   float* y = out.y + row * out.ldy + n0;
   f32x16 sum = out.bias ? add(product, load_some(out.bias + n0, n - n0)) : product;
@@ -136,10 +66,7 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   for (int m = 0; m < M; ++m) {
     for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f);
   }
-  if constexpr (is_quantized(F))
-    add_quantized<F>(w, w.panel(panel), a, m0, acc);
-  else
-    add_dense<F>(w, w.panel(panel), a, m0, acc);
+  add_dense<F>(w, w.panel(panel), a, m0, acc);
   for (int p = 0; p < P; ++p) {
     for (int m = 0; m < M; ++m) put(out, m0 + m, (panel + p) * kPanel, w.n, acc[m][p]);
   }
@@ -148,6 +75,7 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
 }  // namespace
 }  // namespace RAMET_ISA
 }  // namespace ramet
+#include "ops/quantized.h"
 #ifdef RAMET_TILES
 #include "ops/half_tiles.h"
 #include "ops/tiles.h"
@@ -158,8 +86,8 @@ namespace {
 
 // Two panels at once where the accumulators fit the registers; a single one otherwise.
 template <Format F, int M>
-void run_panels(const Matrix& w, int64_t panel, int64_t num, const Activations& a, int64_t m0,
-                const Output& out) {
+void run_dense(const Matrix& w, int64_t panel, int64_t num, const Activations& a, int64_t m0,
+               const Output& out) {
   if constexpr (2 * M <= kLinearChains) {
     if (num == 2) return run_tile<F, M, 2>(w, panel, a, m0, out);
   }
@@ -167,11 +95,16 @@ void run_panels(const Matrix& w, int64_t panel, int64_t num, const Activations& 
 }
 
 template <Format F>
+void quantized_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
+#ifdef RAMET_TILES
+  if (in_tiles(a.codes)) return linear_tiles<F>(w, a, out, begin, end);
+#endif
+  linear_quantized<F>(w, a, out, begin, end);
+}
+
+template <Format F>
 void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
 #ifdef RAMET_TILES
-  if constexpr (is_quantized(F)) {
-    if (in_tiles(a.codes)) return linear_tiles<F>(w, a, out, begin, end);
-  }
   if constexpr (F == Format::bf16) return linear_halves(w, a, out, begin, end);
 #endif
   for (int64_t block = 0; block < a.rows; block += kRowBlock) {
@@ -180,14 +113,14 @@ void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t
       const int64_t num = end - panel < 2 ? 1 : 2;
       int64_t m = block;
       for (; m + kLinearRows <= block_end; m += kLinearRows)
-        run_panels<F, kLinearRows>(w, panel, num, a, m, out);
+        run_dense<F, kLinearRows>(w, panel, num, a, m, out);
       if constexpr (kLinearRows > 4) {
-        for (; m + 4 <= block_end; m += 4) run_panels<F, 4>(w, panel, num, a, m, out);
+        for (; m + 4 <= block_end; m += 4) run_dense<F, 4>(w, panel, num, a, m, out);
       }
       if constexpr (kLinearRows > 2) {
-        for (; m + 2 <= block_end; m += 2) run_panels<F, 2>(w, panel, num, a, m, out);
+        for (; m + 2 <= block_end; m += 2) run_dense<F, 2>(w, panel, num, a, m, out);
       }
-      for (; m < block_end; ++m) run_panels<F, 1>(w, panel, num, a, m, out);
+      for (; m < block_end; ++m) run_dense<F, 1>(w, panel, num, a, m, out);
     }
   }
 }
@@ -211,9 +144,9 @@ void linear(const Matrix& w, const Activations& a, const Output& out, int64_t pa
     case Format::bf16:
       return linear_as<Format::bf16>(w, a, out, panel_begin, panel_end);
     case Format::q8:
-      return linear_as<Format::q8>(w, a, out, panel_begin, panel_end);
+      return quantized_as<Format::q8>(w, a, out, panel_begin, panel_end);
     case Format::q4:
-      return linear_as<Format::q4>(w, a, out, panel_begin, panel_end);
+      return quantized_as<Format::q4>(w, a, out, panel_begin, panel_end);
   }
 }
 

@@ -4,7 +4,6 @@
 #include "simd/avx512.h"
 
 #define RAMET_TILES
-#define RAMET_INLINE __attribute__((always_inline)) inline  // or accumulators go through memory
 
 namespace ramet {
 namespace RAMET_ISA {

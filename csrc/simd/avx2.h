@@ -16,6 +16,7 @@ using dreg = __m256i;  // kLanes sums of products of pairs
 constexpr int kLanes = 8;
 constexpr int kLinearRows = 4;    // tile of a matrix product, rows
 constexpr int kLinearChains = 4;  // independent accumulators that fit
+constexpr int kCodeRows = 6;      // tile of a quantised product, rows
 constexpr int kQueryTile = 2;     // tile of attention, queries
 constexpr int kDimTile = 2;       // tile of attention, vectors of head dims
 
@@ -115,7 +116,9 @@ static inline preg c_nibbles(creg c) {
 static inline preg p_repeat(int32_t two) { return _mm256_set1_epi32(two); }
 static inline dreg d_zero() { return _mm256_setzero_si256(); }
 static inline dreg d_add(dreg sum, preg codes, preg x) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
+  __asm__("" : "+x"(sum));  // or GCC makes a tree of a chain of sums, which does not fit the registers
+  return sum;
 }
 static inline dreg d_add_sums(dreg a, dreg b) { return _mm256_add_epi32(a, b); }
 static inline ireg d_close(dreg sum) { return sum; }

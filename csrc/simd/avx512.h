@@ -16,6 +16,7 @@ using dreg = __m512i;  // kLanes sums of products of pairs
 constexpr int kLanes = 16;
 constexpr int kLinearRows = 8;     // tile of a matrix product, rows
 constexpr int kLinearChains = 16;  // independent accumulators that fit
+constexpr int kCodeRows = 8;       // tile of a quantised product, rows
 constexpr int kQueryTile = 4;      // tile of attention, queries
 constexpr int kDimTile = 4;        // tile of attention, vectors of head dims
 

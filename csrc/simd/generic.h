@@ -19,6 +19,7 @@ typedef uint16_t hreg __attribute__((vector_size(8)));   // kLanes 16-bit floats
 constexpr int kLanes = 4;
 constexpr int kLinearRows = 2;    // tile of a matrix product, rows
 constexpr int kLinearChains = 2;  // independent accumulators that fit
+constexpr int kCodeRows = 2;      // tile of a quantised product, rows
 constexpr int kQueryTile = 1;     // tile of attention, queries
 constexpr int kDimTile = 2;       // tile of attention, vectors of head dims
 

@@ -17,6 +17,7 @@ using dreg = int32x4x2_t;  // kLanes sums of products of pairs, still open: both
 constexpr int kLanes = 4;
 constexpr int kLinearRows = 2;    // tile of a matrix product, rows
 constexpr int kLinearChains = 4;  // independent accumulators that fit
+constexpr int kCodeRows = 2;      // tile of a quantised product, rows
 constexpr int kQueryTile = 2;     // tile of attention, queries
 constexpr int kDimTile = 2;       // tile of attention, vectors of head dims
 

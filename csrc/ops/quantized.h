@@ -1,0 +1,221 @@
+// Quantised products by vectors: exact integer dots inside a group, one float chain over the groups. Part of
+// linear.cpp, compiled once per instruction set.
+//
+// One or two tiles of rows take codes apart in registers. With more, a stretch of a panel is taken
+// apart once into the nearest cache, and all rows of a block pass over it: what is left is a load, a product
+// and a sum. Accumulators of a tile fill the registers, so the float chains lie in memory.
+#pragma once
+#include "ops/codes.h"
+
+namespace ramet {
+namespace RAMET_ISA {
+namespace {
+
+constexpr int64_t kCodeRowBlock = 64;            // rows whose codes stay in the second cache
+constexpr int kPairs = kGroup / 2;               // of inputs in a group
+constexpr int kCodePanels = kRegs == 1 ? 2 : 1;  // of a tile
+constexpr int kPackedRows = 2 * kCodeRows;       // two tiles cost as much as taking a panel apart for them
+constexpr int kWideGroups = 8 / kCodePanels;     // taken apart at a time
+
+template <Format F>
+constexpr int kParts = F == Format::q8 ? 2 : 4;  // of a word of 16 bits, one code each
+template <Format F>
+constexpr int kSteps = kPairs / kParts<F>;
+template <Format F>
+constexpr int64_t kScales = F == Format::q4 ? 2 * kPanel : kPanel;
+
+template <Format F, int S>
+RAMET_INLINE pairs16 part_of(const codes16& codes) {
+  if constexpr (F == Format::q8) return byte_pairs<S>(codes);
+  return nibble_pairs<S>(codes);
+}
+// Which pair of a group's inputs belongs to part `s` of step `i`.
+template <Format F>
+constexpr int pair_of(int i, int s) {
+  return F == Format::q8 ? i / 2 * 4 + i % 2 + 2 * s : 4 * i + s;
+}
+
+template <int M, int P>
+RAMET_INLINE void add_pair(const pairs16 (&pairs)[P], const int16_t* x, int64_t k, dots16 (&sums)[M][P]) {
+  RAMET_UNROLL for (int m = 0; m < M; ++m) {
+    const preg two = two_inputs(x + m * k);
+    RAMET_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], pairs[p], two);
+  }
+}
+
+template <Format F, int S, int M, int P>
+RAMET_INLINE void add_part(const codes16 (&codes)[P], int i, const int16_t* x, int64_t k,
+                           dots16 (&sums)[M][P]) {
+  pairs16 pairs[P];
+  RAMET_UNROLL for (int p = 0; p < P; ++p) pairs[p] = part_of<F, S>(codes[p]);
+  add_pair<M, P>(pairs, x + 2 * pair_of<F>(i, S), k, sums);
+}
+
+// One group's term of a chain.
+template <Format F>
+RAMET_INLINE f32x16 add_group(const f32x16& sum, const dots16& dots, const f32x16& scale, const f32x16& min,
+                              const GroupScale& group) {
+  const f32x16 scaled = fma(to_float(dots), mul(scale, set(group.scale)), sum);
+  return F == Format::q4 ? fma(min, set(group.offset), scaled) : scaled;
+}
+
+// Sums of M rows by P panels over all of K, straight from the packed codes.
+template <Format F, int M, int P>
+RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
+                             f32x16 (&acc)[M][P]) {
+  // One sum waits for its last product, and small tiles have few of them, so theirs are split where a panel
+  // is one register: integers may be.
+  constexpr int kFree = kRegs == 1 ? 8 / (M * P) : 1;
+  constexpr int C = kFree < 1 ? 1 : kFree < kParts<F> ? kFree : kParts<F>;
+  const int64_t num_groups = a.k / kGroup;
+  const int16_t* x = a.codes.codes + m0 * a.k;
+  const GroupScale* groups = a.codes.groups + m0 * num_groups;
+  const uint8_t* scales = panel + code_bytes(F, a.k);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    if constexpr (M <= kStreamingRows)
+      fetch_share(panel + static_cast<size_t>(P) * w.panel_bytes, P * w.panel_bytes, g, num_groups);
+    dots16 sums[C][M][P];
+    RAMET_UNROLL for (int c = 0; c < C; ++c) {
+      RAMET_UNROLL for (int m = 0; m < M; ++m) {
+        RAMET_UNROLL for (int p = 0; p < P; ++p) sums[c][m][p] = no_dots();
+      }
+    }
+    for (int i = 0; i < kSteps<F>; ++i) {
+      codes16 codes[P];
+      RAMET_UNROLL for (int p = 0; p < P; ++p) codes[p] =
+          load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps<F> + i) * 64);
+      const int16_t* inputs = x + g * kGroup;
+      add_part<F, 0>(codes, i, inputs, a.k, sums[0]);
+      add_part<F, 1>(codes, i, inputs, a.k, sums[1 % C]);
+      if constexpr (F == Format::q4) {
+        add_part<F, 2>(codes, i, inputs, a.k, sums[2 % C]);
+        add_part<F, 3>(codes, i, inputs, a.k, sums[3 % C]);
+      }
+    }
+    RAMET_UNROLL for (int p = 0; p < P; ++p) {
+      const auto* halves = reinterpret_cast<const uint16_t*>(scales + static_cast<size_t>(p) * w.panel_bytes);
+      halves += g * kScales<F>;
+      const f32x16 scale = load_f16(halves), min = load_f16(halves + kScales<F> - kPanel);
+      RAMET_UNROLL for (int m = 0; m < M; ++m) {
+        dots16 sum = sums[0][m][p];
+        RAMET_UNROLL for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
+        acc[m][p] = add_group<F>(acc[m][p], sum, scale, min, groups[m * num_groups + g]);
+      }
+    }
+  }
+}
+
+template <Format F, int M, int P>
+void run_packed(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
+  f32x16 acc[M][P];
+  RAMET_UNROLL for (int m = 0; m < M; ++m) { RAMET_UNROLL for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f); }
+  add_packed<F, M, P>(w, w.panel(panel), a, m0, acc);
+  RAMET_UNROLL for (int p = 0; p < P; ++p) {
+    RAMET_UNROLL for (int m = 0; m < M; ++m) put(out, m0 + m, (panel + p) * kPanel, w.n, acc[m][p]);
+  }
+}
+
+// The next rows from m0 on, M at most.
+template <Format F, int M, int P>
+void run_next(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
+  if (a.rows - m0 >= M) return run_packed<F, M, P>(w, panel, a, m0, out);
+  if constexpr (M > 1) run_next<F, M - 1, P>(w, panel, a, m0, out);
+}
+
+// A stretch of some panels, taken apart.
+template <int P>
+struct Wide {
+  pairs16 pairs[kWideGroups][kPairs][P];
+  f32x16 scales[kWideGroups][P], mins[kWideGroups][P];
+};
+
+template <Format F, int P>
+void widen(const Matrix& w, int64_t panel, int64_t g0, int64_t num, Wide<P>& to) {
+  for (int p = 0; p < P; ++p) {
+    const uint8_t* packed = w.panel(panel + p);
+    const auto* halves = reinterpret_cast<const uint16_t*>(packed + code_bytes(F, w.k));
+    for (int64_t g = 0; g < num; ++g) {
+      RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i) {
+        const codes16 codes = load_codes(packed + ((g0 + g) * kSteps<F> + i) * 64);
+        to.pairs[g][pair_of<F>(i, 0)][p] = part_of<F, 0>(codes);
+        to.pairs[g][pair_of<F>(i, 1)][p] = part_of<F, 1>(codes);
+        if constexpr (F == Format::q4) {
+          to.pairs[g][pair_of<F>(i, 2)][p] = part_of<F, 2>(codes);
+          to.pairs[g][pair_of<F>(i, 3)][p] = part_of<F, 3>(codes);
+        }
+      }
+      to.scales[g][p] = load_f16(halves + (g0 + g) * kScales<F>);
+      if constexpr (F == Format::q4) to.mins[g][p] = load_f16(halves + (g0 + g) * kScales<F> + kPanel);
+    }
+  }
+}
+
+// Rows m0 to m0 + M over `num` groups from g0 on.
+template <Format F, int M, int P>
+void add_wide(const Wide<P>& wide, const Activations& a, int64_t m0, int64_t g0, int64_t num,
+              f32x16 (*acc)[P]) {
+  const int64_t num_groups = a.k / kGroup;
+  const int16_t* x = a.codes.codes + m0 * a.k + g0 * kGroup;
+  const GroupScale* groups = a.codes.groups + m0 * num_groups + g0;
+  for (int64_t g = 0; g < num; ++g) {
+    dots16 sums[M][P];
+    RAMET_UNROLL for (int m = 0; m < M; ++m) {
+      RAMET_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = no_dots();
+    }
+    RAMET_UNROLL for (int i = 0; i < kPairs; ++i)
+        add_pair<M, P>(wide.pairs[g][i], x + g * kGroup + 2 * i, a.k, sums);
+    RAMET_UNROLL for (int m = 0; m < M; ++m) {
+      RAMET_UNROLL for (int p = 0; p < P; ++p) acc[m][p] =
+          add_group<F>(acc[m][p], sums[m][p], wide.scales[g][p], wide.mins[g][p], groups[m * num_groups + g]);
+    }
+  }
+}
+
+// P panels with some rows, kCodeRowBlock at most.
+template <Format F, int P>
+void run_wide(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, int64_t rows,
+              const Output& out) {
+  Wide<P> wide;
+  f32x16 acc[kCodeRowBlock][P];
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f);
+  }
+  for (int64_t g = 0; g < w.k / kGroup; g += kWideGroups) {
+    const int64_t left = w.k / kGroup - g, num = left < kWideGroups ? left : kWideGroups;
+    widen<F>(w, panel, g, num, wide);
+    int64_t m = 0;
+    for (; m + kCodeRows <= rows; m += kCodeRows) add_wide<F, kCodeRows>(wide, a, m0 + m, g, num, acc + m);
+    if constexpr (kCodeRows > 4) {
+      for (; m + 4 <= rows; m += 4) add_wide<F, 4>(wide, a, m0 + m, g, num, acc + m);
+    }
+    if constexpr (kCodeRows > 2) {
+      for (; m + 2 <= rows; m += 2) add_wide<F, 2>(wide, a, m0 + m, g, num, acc + m);
+    }
+    for (; m < rows; ++m) add_wide<F, 1>(wide, a, m0 + m, g, num, acc + m);
+  }
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int p = 0; p < P; ++p) put(out, m0 + m, (panel + p) * kPanel, w.n, acc[m][p]);
+  }
+}
+
+template <Format F, int P>
+void run_panels(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, int64_t rows,
+                const Output& out) {
+  if (a.rows > kPackedRows) return run_wide<F, P>(w, panel, a, m0, rows, out);
+  for (int64_t m = 0; m < rows; m += kCodeRows) run_next<F, kCodeRows, P>(w, panel, a, m, out);
+}
+
+template <Format F>
+void linear_quantized(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
+  for (int64_t m = 0; m < a.rows; m += kCodeRowBlock) {
+    const int64_t rows = a.rows - m < kCodeRowBlock ? a.rows - m : kCodeRowBlock;
+    int64_t panel = begin;
+    for (; panel + kCodePanels <= end; panel += kCodePanels)
+      run_panels<F, kCodePanels>(w, panel, a, m, rows, out);
+    for (; panel < end; ++panel) run_panels<F, 1>(w, panel, a, m, rows, out);
+  }
+}
+
+}  // namespace
+}  // namespace RAMET_ISA
+}  // namespace ramet
