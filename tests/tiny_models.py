@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ORIGINAL_CONTEXT", "TINY_MODELS", "TinyModel", "write_folder", "write_gguf", "write_safetensors"]
+__all__ = ["ORIGINAL_CONTEXT", "TINY_MODELS", "TinyModel", "tiny_config", "write_folder", "write_gguf", "write_safetensors"]
 
 VOCAB_SIZE = 304  # 256 bytes, 6 special tokens, padding
 ORIGINAL_CONTEXT = 64  # of the models with scaled rotary angles, whose context is 256
@@ -40,7 +40,8 @@ class TinyModel:
         object.__setattr__(self, "tensors", _tensors(self.config, self.seed))
 
 
-def _config(architecture: str, **changes: Any) -> dict[str, Any]:
+def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
+    """config.json of a tiny model, with other values for some keys."""
     return {
         "architectures": [architecture],
         "model_type": {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[architecture],
@@ -114,16 +115,16 @@ _LLAMA3_SCALING = {
 TINY_MODELS: Mapping[str, TinyModel] = {
     model.name: model
     for model in (
-        TinyModel("llama", _config("LlamaForCausalLM"), 1, "llama"),
-        TinyModel("llama3", _config("LlamaForCausalLM", rope_scaling=_LLAMA3_SCALING, num_hidden_layers=3), 2, "llama"),
+        TinyModel("llama", tiny_config("LlamaForCausalLM"), 1, "llama"),
+        TinyModel("llama3", tiny_config("LlamaForCausalLM", rope_scaling=_LLAMA3_SCALING, num_hidden_layers=3), 2, "llama"),
         TinyModel(
             "llama-linear",
-            _config("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0}, attention_bias=True),
+            tiny_config("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0}, attention_bias=True),
             13,
             "llama",
         ),
-        TinyModel("qwen2", _config("Qwen2ForCausalLM", tie_word_embeddings=True, rms_norm_eps=1e-6), 4, "qwen2"),
-        TinyModel("qwen3", _config("Qwen3ForCausalLM", head_dim=32, rope_theta=1e6, tie_word_embeddings=True), 5, "qwen3"),
+        TinyModel("qwen2", tiny_config("Qwen2ForCausalLM", tie_word_embeddings=True, rms_norm_eps=1e-6), 4, "qwen2"),
+        TinyModel("qwen3", tiny_config("Qwen3ForCausalLM", head_dim=32, rope_theta=1e6, tie_word_embeddings=True), 5, "qwen3"),
     )
 }
 
@@ -197,10 +198,19 @@ _GGUF_NAMES = {
 }
 
 
-def write_gguf(model: TinyModel, path: Path, *, type_name: str = "F32", extra: Mapping[str, Any] | None = None) -> Path:
+def write_gguf(
+    model: TinyModel,
+    path: Path,
+    *,
+    type_name: str = "F32",
+    extra: Mapping[str, Any] | None = None,
+    values: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    stored: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+) -> Path:
     """Write a GGUF file with the ``gguf`` package; matrices in ``type_name``, vectors in F32.
 
     ``extra`` adds string or integer keys. q and k of the llama architecture are stored interleaved, as llama.cpp wants them.
+    ``values`` (float32) or ``stored`` (blocks of ``type_name``), as they are to stand in the file, replace the model's tensors.
     """
     import gguf
 
@@ -210,13 +220,15 @@ def write_gguf(model: TinyModel, path: Path, *, type_name: str = "F32", extra: M
     _write_gguf_keys(writer, config)
     for key, value in (extra or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-    for name, values in model.tensors.items():
-        if model.gguf_arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            values = _interleave(values, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
-        if values.ndim == 1 or type_name == "F32":
-            writer.add_tensor(_gguf_name(name), values)
+    for name, tensor in (values or model.tensors).items():
+        if values is None and model.gguf_arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            tensor = _interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if stored and name in stored:
+            writer.add_tensor(_gguf_name(name), stored[name], raw_dtype=type_)
+        elif tensor.ndim == 1 or type_name == "F32":
+            writer.add_tensor(_gguf_name(name), tensor)
         else:
-            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, type_), raw_dtype=type_)
+            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(tensor, type_), raw_dtype=type_)
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config, scaling))

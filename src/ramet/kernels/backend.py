@@ -29,6 +29,7 @@ __all__ = [
     "GROUP",
     "AttentionPlan",
     "Backend",
+    "FloatFormat",
     "KVLayer",
     "PackedWeight",
     "Picks",
@@ -41,6 +42,7 @@ __all__ = [
 GROUP = 32  # inputs that share a scale, in weights and in activations rounded to 16 bits
 ATTENTION_SPAN = 256  # key positions reduced alone, starting at absolute multiples of it
 
+FloatFormat = Literal["f32", "f16", "bf16"]
 WeightFormat = Literal["f32", "f16", "bf16", "q8", "q4"]
 
 

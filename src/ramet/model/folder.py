@@ -10,10 +10,10 @@ import numpy as np
 
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
-from ramet.kernels.backend import Weight, WeightFormat
+from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, Family, check_tensors, expected_tensors, family_of
 from ramet.model.files import Fields, few, read_json, read_text, size_of
-from ramet.model.quant import as_float32
+from ramet.model.quant import as_float32, round_to
 from ramet.model.rope import linear_divisors, llama3_divisors
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
 from ramet.model.spec import Checkpoint, ModelSpec, RopeSpec, TextSource
@@ -67,9 +67,10 @@ class _FolderTensors:
     def __init__(self, stored: dict[str, tuple[Expected, StoredTensor]]) -> None:
         self._stored = stored
 
-    def matrix(self, name: str) -> Weight:
+    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
         tensor = self._stored[name][1]
-        return Weight(tensor.format, np.require(tensor.data, requirements=["C", "A"]))
+        weight = Weight(tensor.format, np.require(tensor.data, requirements=["C", "A"]))
+        return weight if dense is None else round_to(weight, dense)
 
     def vector(self, name: str) -> Float32:
         tensor = self._stored[name][1]

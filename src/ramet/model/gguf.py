@@ -17,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ramet.errors import ModelError
-from ramet.kernels.backend import GROUP, Weight, WeightFormat
+from ramet.kernels.backend import FloatFormat, Weight
 from ramet.model.files import map_file
+from ramet.model.gguf_types import BLOCK_TYPES, FLOAT_TYPES, BlockType, FloatType, type_name
+from ramet.model.grouped import CodedMatrix
+from ramet.model.quant import round_to
 
 __all__ = ["GGUFFile", "GGUFTensor", "read_gguf"]
 
@@ -33,34 +36,7 @@ _MAX_NAME_BYTES = 256  # the format says 64
 _MAX_DIMS = 4
 _MIN_PAIR_BYTES, _MIN_ENTRY_BYTES = 13, 32  # the least that a pair and a tensor entry take
 
-# fmt: off
-_TYPE_NAMES = (
-    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K",
-    "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64",
-    "IQ1_M", "BF16",
-)
-# fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class _Type:
-    """A supported tensor type: ``block`` values take ``block_bytes``."""
-
-    name: str
-    format: WeightFormat
-    block: int
-    block_bytes: int
-
-
-_TYPES: Mapping[int, _Type] = {
-    0: _Type("F32", "f32", 1, 4),
-    1: _Type("F16", "f16", 1, 2),
-    2: _Type("Q4_0", "q4", GROUP, 18),
-    3: _Type("Q4_1", "q4", GROUP, 20),
-    8: _Type("Q8_0", "q8", GROUP, 34),
-    30: _Type("BF16", "bf16", 1, 2),
-}
-_DENSE: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_TYPES: Mapping[int, FloatType | BlockType] = {**FLOAT_TYPES, **BLOCK_TYPES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,39 +44,31 @@ class GGUFTensor:
     """One tensor: ``shape`` rows first (the file lists columns first), ``blocks`` uint8[N, K / block * block_bytes], mapped."""
 
     name: str
-    type: _Type
+    type: FloatType | BlockType
     shape: tuple[int, ...]
     blocks: npt.NDArray[np.uint8]
 
-    def weight(self, row_order: npt.NDArray[np.intp] | None = None) -> Weight:
-        """The matrix, exactly; with ``row_order``, row n is the file's row ``row_order[n]``.
+    def weight(self, row_order: npt.NDArray[np.intp] | None = None, dense: FloatFormat | None = None) -> Weight:
+        """The matrix as the kernels hold it (``gguf_types.py``), or its own values rounded once to the format ``dense``.
 
-        Dense types stay views. 4-bit codes are spread to a byte each; Q4_0, scale * (code - 8), becomes a minimum of
-        -8 * scale, which float16 holds exactly. Raises ``ModelError`` where a scale is not finite.
+        With ``row_order``, row n is the file's row ``row_order[n]``. Float types stay views where they can. Raises ``ModelError``
+        where a scale is not finite or does not fit.
         """
-        raw = self.blocks if row_order is None else self.blocks[row_order]
-        if self.type.name in _DENSE:
-            return Weight(self.type.format, _aligned(raw, _DENSE[self.type.name]))
-        num_rows = len(raw)
-        groups = raw.reshape(num_rows, -1, self.type.block_bytes)
-        scales = self._halves(groups, 0)
-        if self.type.name == "Q8_0":
-            return Weight("q8", _aligned(groups[:, :, 2:].reshape(num_rows, -1), np.int8), scales)
-        if self.type.name == "Q4_1":
-            return Weight("q4", _nibbles(groups[:, :, 4:]), scales, self._halves(groups, 2))
-        with np.errstate(over="ignore"):
-            mins = scales * np.float16(-8)
-        self._check_finite(mins)
-        return Weight("q4", _nibbles(groups[:, :, 2:]), scales, mins)
+        type_ = self.type
+        if isinstance(type_, FloatType):
+            raw = self.blocks if row_order is None else self.blocks[row_order]
+            weight = Weight(type_.format, np.ascontiguousarray(raw).view(type_.dtype))
+            return weight if dense is None else round_to(weight, dense)
+        matrix = self._coded(type_, row_order)
+        return matrix.weight() if dense is None else matrix.dense(dense)
 
-    def _halves(self, groups: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.float16]:
-        halves = np.ascontiguousarray(groups[:, :, at : at + 2]).view(np.float16)[:, :, 0]
-        self._check_finite(halves)
-        return halves
-
-    def _check_finite(self, scales: npt.NDArray[np.float16]) -> None:
-        if not np.isfinite(scales).all():
-            raise ModelError(f"tensor {self.name}: a {self.type.name} scale is not finite; the file is damaged")
+    def _coded(self, type_: BlockType, row_order: npt.NDArray[np.intp] | None) -> CodedMatrix:
+        blocks = self.blocks.reshape(len(self.blocks), -1, type_.block_bytes)
+        num_rows = len(blocks) if row_order is None else len(row_order)
+        shape = num_rows, blocks.shape[1] * type_.block
+        if row_order is None:
+            return CodedMatrix(self.name, shape, type_.format, lambda rows: type_.decode(blocks[rows]))
+        return CodedMatrix(self.name, shape, type_.format, lambda rows: type_.decode(blocks[row_order[rows]]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,7 +191,7 @@ class _Reader:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    type: _Type
+    type: FloatType | BlockType
     shape: tuple[int, ...]
     offset: int
     nbytes: int
@@ -241,9 +209,8 @@ def _read_entry(reader: _Reader, path: Path) -> _Entry:
     code = int(reader.scalar(4, f"the type of {name}"))
     offset = int(reader.scalar(10, f"the offset of {name}"))
     if code not in _TYPES:
-        type_name = _TYPE_NAMES[code] if code < len(_TYPE_NAMES) else f"number {code}"
         supported = ", ".join(t.name for t in _TYPES.values())
-        raise ModelError(f"{where} is of type {type_name}, which is not supported; supported: {supported}")
+        raise ModelError(f"{where} is of type {type_name(code)}, which is not supported; supported: {supported}")
     type_ = _TYPES[code]
     if any(d < 1 for d in dims) or dims[0] % type_.block:
         raise ModelError(f"{where}: dimensions {dims} are no whole number of {type_.name} blocks of {type_.block}")
@@ -278,16 +245,3 @@ def _place(entries: list[_Entry], raw: npt.NDArray[np.uint8], at: int, alignment
     if not tensors:
         raise ModelError(f"{path} holds no tensors; is it a vocabulary file?")
     return tensors
-
-
-def _aligned(raw: npt.NDArray[np.uint8], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
-    return np.ascontiguousarray(raw).view(dtype)
-
-
-def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """uint8[N, G, 16] to uint8[N, G * 32]: a byte's low half is value i of its group, the high half value i + 16."""
-    num_rows, num_groups, half = packed.shape
-    codes = np.empty((num_rows, num_groups, 2, half), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[:, :, 0])
-    np.right_shift(packed, 4, out=codes[:, :, 1])
-    return codes.reshape(num_rows, -1)

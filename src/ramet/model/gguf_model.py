@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
-from ramet.kernels.backend import Weight, WeightFormat
+from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import GGUF_FAMILIES, Expected, Family, check_tensors, expected_tensors, family_of
 from ramet.model.files import Fields
 from ramet.model.gguf import GGUFFile, GGUFTensor, read_gguf
@@ -70,8 +70,8 @@ class _GGUFTensors:
                 "k": _halves_order(spec.num_kv_heads, spec.head_dim),
             }
 
-    def matrix(self, name: str) -> Weight:
-        return self._tensors[name].weight(self._row_orders.get(name.rpartition(".")[2]))
+    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
+        return self._tensors[name].weight(self._row_orders.get(name.rpartition(".")[2]), dense)
 
     def vector(self, name: str) -> Float32:
         values = _vector(self._tensors[name])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,30 @@ import numpy.typing as npt
 from ramet.config import Dtype, Quantization
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
-from ramet.kernels.backend import GROUP, Weight, WeightFormat
+from ramet.kernels.backend import GROUP, FloatFormat, Weight, WeightFormat
 from ramet.kernels.reference import bf16_to_f32, f32_to_bf16
 from ramet.model.spec import Checkpoint, Tensors
 
-__all__ = ["as_float32", "convert", "dequantize", "quantize_int4", "quantize_int8", "round_to"]
+__all__ = [
+    "Float16",
+    "as_float32",
+    "as_half",
+    "convert",
+    "dequantize",
+    "fit_int4",
+    "fit_int8",
+    "quantize_int4",
+    "quantize_int8",
+    "round_rows",
+    "round_to",
+    "row_chunks",
+]
+
+Float16: TypeAlias = npt.NDArray[np.float16]
 
 _CHUNK_VALUES = 1 << 22  # values worked on at a time: 16 MiB of float32
-_FLOATS: Mapping[str, WeightFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_FLOATS: Mapping[str, FloatFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_FLOAT_TYPES: Mapping[FloatFormat, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _NOT_INT4 = frozenset({"embed", "head"})
 
 
@@ -48,20 +65,25 @@ def dequantize(weight: Weight) -> Float32:
     return values
 
 
-def round_to(weight: Weight, format_: WeightFormat) -> Weight:
+def round_to(weight: Weight, format_: FloatFormat) -> Weight:
     """The matrix in a float format, half to even. Raises ``ModelError`` where float16 cannot hold a value."""
     if weight.format == format_:
         return weight
-    data = np.empty(weight.shape, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[format_])
-    for rows in _chunks(weight):
-        values = dequantize(_rows(weight, rows))
+    return round_rows(weight.shape, lambda rows: dequantize(_rows(weight, rows)), format_)
+
+
+def round_rows(shape: tuple[int, int], values: Callable[[slice], Float32], format_: FloatFormat) -> Weight:
+    """``round_to`` of a matrix whose rows are computed when they are asked for, as float32[n, K]."""
+    data = np.empty(shape, _FLOAT_TYPES[format_])
+    for rows in row_chunks(shape):
+        found = values(rows)
         if format_ == "f16":
             with np.errstate(over="ignore"):
-                data[rows] = values
+                data[rows] = found
             if not np.isfinite(data[rows]).all():
-                raise ModelError(f"a weight of {np.abs(values).max():g} does not fit float16; use bfloat16 (--dtype)")
+                raise ModelError(f"a weight of {np.abs(found).max():g} does not fit float16; use bfloat16 (--dtype)")
         else:
-            data[rows] = f32_to_bf16(values) if format_ == "bf16" else values
+            data[rows] = f32_to_bf16(found) if format_ == "bf16" else found
     return Weight(format_, data)
 
 
@@ -69,8 +91,7 @@ def quantize_int8(weight: Weight) -> Weight:
     """A dense matrix as q8. Raises ``ModelError`` where it is quantised already, K is no multiple of 32, or a value overflows."""
     codes, scales = np.empty(weight.shape, np.int8), _per_group(weight)
     for rows, groups in _dense_groups(weight):
-        scales[rows] = _half(np.abs(groups).max(axis=2) / np.float32(127))
-        codes[rows] = _codes(groups, scales[rows], -127, 127)
+        codes[rows], scales[rows] = fit_int8(groups)
     return Weight("q8", codes, scales)
 
 
@@ -78,11 +99,21 @@ def quantize_int4(weight: Weight) -> Weight:
     """A dense matrix as q4. Raises as ``quantize_int8``."""
     codes, scales, mins = np.empty(weight.shape, np.uint8), _per_group(weight), _per_group(weight)
     for rows, groups in _dense_groups(weight):
-        low = groups.min(axis=2)
-        scales[rows] = _half((groups.max(axis=2) - low) / np.float32(15))
-        mins[rows] = _half(low)
-        codes[rows] = _codes(groups - mins[rows].astype(np.float32)[:, :, None], scales[rows], 0, 15)
+        codes[rows], scales[rows], mins[rows] = fit_int4(groups)
     return Weight("q4", codes, scales, mins)
+
+
+def fit_int8(groups: Float32) -> tuple[Float32, Float16]:
+    """Codes [n, K] and scales [n, K / 32] of float32[n, K / 32, 32]."""
+    scales = as_half(np.abs(groups).max(axis=2) / np.float32(127))
+    return _codes(groups, scales, -127, 127), scales
+
+
+def fit_int4(groups: Float32) -> tuple[Float32, Float16, Float16]:
+    """Codes [n, K], scales and minima [n, K / 32] of float32[n, K / 32, 32]."""
+    low = groups.min(axis=2)
+    scales, mins = as_half((groups.max(axis=2) - low) / np.float32(15)), as_half(low)
+    return _codes(groups - mins.astype(np.float32)[:, :, None], scales, 0, 15), scales, mins
 
 
 def convert(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization | None) -> Checkpoint:
@@ -93,21 +124,21 @@ def convert(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization | N
     tensors = checkpoint.tensors
     if dtype != "auto":
         format_ = _FLOATS[dtype]
-        tensors = _Converted(tensors, lambda _, weight: round_to(weight, format_), frozenset({format_}), dtype)
+        tensors = _Converted(tensors, lambda name, of: of.matrix(name, format_), frozenset({format_}), dtype)
     if quantization is not None:
         _refuse_quantized(checkpoint)
         formats: frozenset[WeightFormat] = frozenset({"q8"} if quantization == "int8" else {"q8", "q4"})
-        tensors = _Converted(tensors, lambda name, weight: _quantized(name, weight, quantization), formats, quantization)
+        tensors = _Converted(tensors, lambda name, of: _quantized(name, of.matrix(name), quantization), formats, quantization)
     return replace(checkpoint, tensors=tensors)
 
 
 class _Converted:
-    """``Tensors`` whose matrices pass, each with its name, through a function."""
+    """``Tensors`` whose matrices a function makes of others', by name."""
 
     def __init__(
         self,
         tensors: Tensors,
-        change: Callable[[str, Weight], Weight],
+        change: Callable[[str, Tensors], Weight],
         formats: frozenset[WeightFormat],
         label: str,
     ) -> None:
@@ -116,9 +147,10 @@ class _Converted:
         self._formats = formats
         self._label = label
 
-    def matrix(self, name: str) -> Weight:
+    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
         try:
-            return self._change(name, self._tensors.matrix(name))
+            weight = self._change(name, self._tensors)
+            return weight if dense is None else round_to(weight, dense)
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from None
 
@@ -141,7 +173,7 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
         raise ModelError(f"{checkpoint.description} is quantised already; leave --quantization out, or use the original")
 
 
-def _per_group(weight: Weight) -> npt.NDArray[np.float16]:
+def _per_group(weight: Weight) -> Float16:
     num_outputs, num_inputs = weight.shape
     if weight.scales is not None:
         raise ModelError(f"the matrix is {weight.format} already")
@@ -150,8 +182,9 @@ def _per_group(weight: Weight) -> npt.NDArray[np.float16]:
     return np.empty((num_outputs, num_inputs // GROUP), np.float16)
 
 
-def _chunks(weight: Weight) -> list[slice]:
-    num_rows, num_inputs = weight.shape
+def row_chunks(shape: tuple[int, int]) -> list[slice]:
+    """Runs of rows, in order, whose values as float32 take a few MiB."""
+    num_rows, num_inputs = shape
     step = max(1, _CHUNK_VALUES // max(1, num_inputs))
     return [slice(at, min(at + step, num_rows)) for at in range(0, num_rows, step)]
 
@@ -165,14 +198,15 @@ def _rows(weight: Weight, rows: slice) -> Weight:
 
 def _dense_groups(weight: Weight) -> Iterator[tuple[slice, Float32]]:
     """Runs of rows with their values, finite ones, as float32[n, K / 32, 32]."""
-    for rows in _chunks(weight):
+    for rows in row_chunks(weight.shape):
         values = as_float32(weight.format, weight.data[rows])
         if not np.isfinite(values).all():
             raise ModelError("a weight is not finite")
         yield rows, values.reshape(len(values), -1, GROUP)
 
 
-def _half(values: Float32) -> npt.NDArray[np.float16]:
+def as_half(values: Float32) -> Float16:
+    """Scales or minima as float16. Raises ``ModelError`` where one does not fit."""
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if not np.isfinite(halves).all():
@@ -180,7 +214,7 @@ def _half(values: Float32) -> npt.NDArray[np.float16]:
     return halves
 
 
-def _codes(groups: Float32, scales: npt.NDArray[np.float16], low: int, high: int) -> Float32:
+def _codes(groups: Float32, scales: Float16, low: int, high: int) -> Float32:
     """float32[n, K]: whole numbers; 0 where the scale is 0."""
     wide = scales.astype(np.float32)[:, :, None]
     codes = np.divide(groups, wide, out=np.zeros_like(groups), where=wide > 0)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from ramet.core.ids import Float32
-from ramet.kernels.backend import Weight, WeightFormat
+from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 
 __all__ = ["Checkpoint", "ModelSpec", "Progress", "RopeSpec", "Tensors", "TextSource", "silent"]
 
@@ -87,7 +87,9 @@ class Tensors(Protocol):
     Values may share the mapped file's memory: read-only, and good for as long as the arrays live.
     """
 
-    def matrix(self, name: str) -> Weight: ...
+    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
+        """As the kernels hold it; with ``dense``, what the file's bytes stand for, rounded once to that format."""
+        ...
 
     def vector(self, name: str) -> Float32: ...
 
