@@ -206,17 +206,19 @@ def write_gguf(
     extra: Mapping[str, Any] | None = None,
     values: Mapping[str, npt.NDArray[np.float32]] | None = None,
     stored: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+    split: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a GGUF file with the ``gguf`` package; matrices in ``type_name``, vectors in F32.
 
     ``extra`` adds string or integer keys. q and k of the llama architecture are stored interleaved, as llama.cpp wants them.
     ``values`` (float32) or ``stored`` (blocks of ``type_name``), as they are to stand in the file, replace the model's tensors.
+    ``split`` are the package's options for several files (``split_max_tensors``); the first one's path comes back.
     """
     import gguf
 
     config, type_ = model.config, gguf.GGMLQuantizationType[type_name]
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, model.gguf_arch)
+    writer = gguf.GGUFWriter(path, model.gguf_arch, **(split or {}))
     _write_gguf_keys(writer, config)
     for key, value in (extra or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
@@ -236,7 +238,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if split is None else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:

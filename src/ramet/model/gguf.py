@@ -99,6 +99,8 @@ def read_gguf(path: Path) -> GGUFFile:
         if not key or key in metadata:
             raise ModelError(f"{path}: metadata key {key!r} is {'there twice' if key else 'empty'}")
         metadata[key] = reader.value(key)
+    if num_tensors == 0 and "split.count" not in metadata:  # the first of several files may hold none
+        raise ModelError(f"{path} holds no tensors; is it a vocabulary file?")
     entries = [_read_entry(reader, path) for _ in range(num_tensors)]
     return GGUFFile(path, metadata, _place(entries, raw, reader.at, _alignment(metadata, path), path))
 
@@ -242,6 +244,4 @@ def _place(entries: list[_Entry], raw: npt.NDArray[np.uint8], at: int, alignment
             raise ModelError(f"{where} ends at byte {end} of {len(data)} bytes of data; the file is cut off")
         rows = math.prod(entry.shape[:-1])
         tensors[entry.name] = GGUFTensor(entry.name, entry.type, entry.shape, data[entry.offset : end].reshape(rows, -1))
-    if not tensors:
-        raise ModelError(f"{path} holds no tensors; is it a vocabulary file?")
     return tensors

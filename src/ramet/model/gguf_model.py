@@ -16,6 +16,7 @@ from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import GGUF_FAMILIES, Expected, Family, check_tensors, expected_tensors, family_of
 from ramet.model.files import Fields
 from ramet.model.gguf import GGUFFile, GGUFTensor, read_gguf
+from ramet.model.gguf_split import join_parts
 from ramet.model.quant import as_float32
 from ramet.model.rope import linear_divisors
 from ramet.model.spec import Checkpoint, ModelSpec, RopeSpec, TextSource
@@ -37,8 +38,8 @@ _NEUTRAL: Mapping[str, object] = {
 
 def load_gguf(path: Path) -> Checkpoint:
     """Open a GGUF model; the weights stay mapped. Raises ``ModelError`` that names the file and the key."""
-    file = read_gguf(path)
-    fields = Fields(file.metadata, str(path))
+    file = join_parts(read_gguf(path))
+    fields = Fields(file.metadata, str(file.path))
     architecture = fields.text("general.architecture")
     family = family_of(architecture, GGUF_FAMILIES, str(path))
     spec = _spec(file, fields, architecture, family)
@@ -50,7 +51,7 @@ def load_gguf(path: Path) -> Checkpoint:
         tensors=_GGUFTensors(file, expected, spec, family.gguf_interleaved),
         text=TextSource(gguf=file.metadata, chat_templates=_chat_templates(fields)),
         generation_defaults={},
-        description=f"{path.stem} ({architecture}, {path.stat().st_size >> 20} MiB)",
+        description=f"{path.stem} ({architecture}, {sum(t.blocks.nbytes for t in file.tensors.values()) >> 20} MiB)",
     )
 
 
@@ -148,8 +149,6 @@ def _check_switches(fields: Fields, architecture: str) -> None:
         key = f"{architecture}.{name}"
         if fields.has(key) and fields.raw(key) != neutral:
             raise fields.fail(key, f"{fields.raw(key)!r} is not supported; only {neutral!r} is")
-    if fields.has("split.count") and (parts := fields.integer("split.count")) > 1:
-        raise fields.fail("split.count", f"says this is one of {parts} files; join them with gguf-split --merge")
     key = f"{architecture}.attention.sliding_window"
     if fields.has(key) and 0 < fields.integer(key, low=0) < fields.integer(f"{architecture}.context_length"):
         raise fields.fail(key, f"of {fields.raw(key)} tokens is in use, which is not supported")

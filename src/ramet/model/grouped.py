@@ -1,9 +1,9 @@
 """Codes by groups: what all quantised files boil down to, and the way from there to what the kernels hold.
 
 A value is ``scale * code + minimum``, with a scale (and a minimum) for each run of neighbouring inputs. Files have runs of 1, 16,
-32, 64, 128 or all inputs, scales of up to 24 bits and codes of 2 to 8; the kernels have runs of 32, float16 scales, and codes of 4
-bits with a minimum or of 8 without (``kernels.backend.Weight``). What fits keeps its codes, and its scale is rounded to float16,
-which most files store in the first place; what does not is fitted anew, and ``Grouped`` states the error.
+32, 64, 128 or all inputs, scales of up to 24 bits and codes of 2 to 8; the kernels have runs of 32, float16 scales, and codes
+of 4 bits with a minimum or of 8 without (``kernels.backend.Weight``). What fits keeps its codes, and its scale is rounded to
+float16, which most files store in the first place; what does not is fitted anew, and ``Grouped`` states the error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from ramet.errors import ModelError
 from ramet.kernels.backend import GROUP, FloatFormat, Weight
 from ramet.model.quant import Float16, as_half, fit_int4, fit_int8, round_rows, row_chunks
 
-__all__ = ["Coded", "CodedMatrix", "Grouped", "Loose", "Rows"]
+__all__ = ["Coded", "CodedMatrix", "Grouped", "Loose"]
 
-Rows: TypeAlias = slice | npt.NDArray[np.intp]
 Codes: TypeAlias = npt.NDArray[np.integer[Any]] | Float32
 
 
@@ -115,9 +114,13 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loose:
-    """Rows of small floats (FP8), float32[n, K]: fitted, with an error of half a step as in ``Grouped``'s last case."""
+    """Rows of small floats (FP8), float32[n, K]: fitted, with the error of ``Grouped``'s last case. Raises as that does."""
 
     floats: Float32
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.floats).all():
+            raise ModelError("a weight or its scale is not finite; the file is damaged")
 
     def values(self) -> Float32:
         return self.floats
@@ -142,7 +145,7 @@ class CodedMatrix:
     name: str
     shape: tuple[int, int]
     format: Literal["q8", "q4"]
-    read: Callable[[Rows], Coded]
+    read: Callable[[slice], Coded]
 
     def weight(self) -> Weight:
         """The matrix as the kernels hold it."""

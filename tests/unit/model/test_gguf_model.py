@@ -110,7 +110,7 @@ def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
         ({"llama.rope.scaling.type": "linear"}, r"rope\.scale_linear is missing"),
         ({"llama.expert_count": 8}, r"llama\.expert_count 8 is not supported; only 0"),
         ({"llama.attention.sliding_window": 128}, "of 128 tokens is in use"),
-        ({"split.count": 3}, "one of 3 files; join them"),
+        ({"split.count": 3}, r"split\.count says this is one of 3 files, named like x-00001-of-00003\.gguf"),
         ({"llama.logit_scale": 2.0}, r"llama\.logit_scale 2\.0 is not supported"),
         ({"tokenizer.ggml.eos_token_id": 304}, r"tokenizer\.ggml\.eos_token_id is 304, but the vocabulary has 304"),
         ({"tokenizer.ggml.bos_token_id": 2**32 - 1}, r"bos_token_id is 4294967295"),
