@@ -102,7 +102,8 @@ namespace {
 void embed(Kernels& self, const PackedWeight& table, const Ids& ids, const Array<float, 2>& out) {
   require_below(ids, table.n, "token ids");
   require(out.shape(0) == ids.size() && dim(out, 1) == table.k, "out is float32[T, K]");
-  without_gil(self, [&] { self.embed(table, ids.data(), static_cast<int64_t>(ids.size()), out.data()); });
+  without_gil(self,
+              [&] { self.embed(table, ids.data(), static_cast<int64_t>(ids.size()), 1.0f, out.data()); });
 }
 
 void linear(Kernels& self, const Array<const float, 2>& x, const PackedWeight& weight,
@@ -129,10 +130,16 @@ void add(Kernels& self, const nb::ndarray<float, nb::c_contig, nb::device::cpu>&
   without_gil(self, [&] { self.add(x.data(), y.data(), static_cast<int64_t>(x.size())); });
 }
 
-void silu_mul(Kernels& self, const Array<const float, 2>& gate_up, const Array<float, 2>& out) {
+// silu_mul and gelu_mul.
+template <void (Kernels::*op)(const float*, int64_t, int64_t, float*)>
+void gate_mul(Kernels& self, const Array<const float, 2>& gate_up, const Array<float, 2>& out) {
   require(gate_up.shape(0) == out.shape(0) && gate_up.shape(1) == 2 * out.shape(1),
           "gate_up is float32[T, 2 F]");
-  without_gil(self, [&] { self.silu_mul(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
+  without_gil(self, [&] { (self.*op)(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
+}
+
+void soft_cap(Kernels& self, const Array<float, 2>& x, float limit) {
+  without_gil(self, [&] { self.soft_cap(x.data(), limit, static_cast<int64_t>(x.size())); });
 }
 
 void rope(Kernels& self, const Array<float, 3>& x, const Array<const float, 2>& cos,
@@ -295,7 +302,9 @@ NB_MODULE(_native, m) {
       .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg(),
            nb::arg().noconvert())
       .def("add", &add, nb::arg("x").noconvert(), nb::arg().noconvert())
-      .def("silu_mul", &silu_mul, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("silu_mul", &gate_mul<&Kernels::silu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("gelu_mul", &gate_mul<&Kernels::gelu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("soft_cap", &soft_cap, nb::arg("x").noconvert(), nb::arg())
       .def("rope", &rope, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("write_kv", &write_kv, nb::arg("layer_keys").noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())

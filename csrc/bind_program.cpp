@@ -53,13 +53,16 @@ std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>
   const auto product = [&]() -> Product {
     return {prologue(2), weight(3), copied(nb::cast<std::optional<Vector>>(given[4]))};
   };
-  if (name == "embed") return std::make_unique<Embed>(weight(1), id(2));
+  if (name == "embed") return std::make_unique<Embed>(weight(1), nb::cast<float>(given[2]), id(3));
   if (name == "load") return std::make_unique<Load>(widths.at(static_cast<size_t>(id(1))), id(1));
   if (name == "project") return std::make_unique<Project>(id(1), product(), id(5));
   if (name == "project_add") return std::make_unique<ProjectAdd>(id(1), product(), id(5));
+  if (name == "add") return std::make_unique<Add>(id(1), prologue(2), id(3));
+  if (name == "soft_cap") return std::make_unique<SoftCap>(id(1), nb::cast<float>(given[2]));
   if (name == "rotate_and_store") {
-    return std::make_unique<RotateAndStore>(id(1), heads(2), prologue(3), prologue(4),
-                                            nb::cast<size_t>(given[5]));
+    const auto [first, num] = nb::cast<std::tuple<int64_t, int64_t>>(given[5]);
+    return std::make_unique<RotateAndStore>(id(1), heads(2), prologue(3), prologue(4), Pairs{first, num},
+                                            nb::cast<size_t>(given[6]));
   }
   if (name == "attend") {
     return std::make_unique<Attend>(id(1), heads(2), nb::cast<float>(given[3]), nb::cast<size_t>(given[4]),
@@ -116,6 +119,8 @@ void bind_program(nb::module_& m) {
   nb::class_<Prologue>(m, "Prologue").def(nb::init<>());
   nb::class_<RmsNorm, Prologue>(m, "RmsNorm").def("__init__", &make_rms_norm);
   nb::class_<SiluMul, Prologue>(m, "SiluMul").def(nb::init<>());
+  nb::class_<GeluMul, Prologue>(m, "GeluMul").def(nb::init<>());
+  nb::class_<Scale, Prologue>(m, "Scale").def(nb::init<float>());
   nb::class_<Layers>(m, "Layers").def("__init__", &make_layers, nb::keep_alive<1, 2>());
   nb::class_<Program>(m, "Program")
       .def("__init__", &make_program, nb::keep_alive<1, 3>())

@@ -101,12 +101,13 @@ PackedWeight Kernels::pack(const std::vector<Part>& parts) {
   return packed;
 }
 
-void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, float* y) {
+void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y) {
   over_rows(n, table.k, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       auto part = table.parts.rbegin();
       while (ids[t] < part->first_output) ++part;
       ops_.embed(part->matrix, ids[t] - part->first_output, y + t * table.k);
+      ops_.scale(y + t * table.k, scale, table.k, y + t * table.k);
     }
   });
 }
@@ -187,6 +188,26 @@ void Kernels::silu_mul(const float* gate_up, int64_t rows, int64_t width, float*
             [&](int64_t begin, int64_t end, int) { ops_.silu_mul(gate_up, width, y, begin, end); });
 }
 
+void Kernels::gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
+  over_rows(rows, width,
+            [&](int64_t begin, int64_t end, int) { ops_.gelu_mul(gate_up, width, y, begin, end); });
+}
+
+void Kernels::soft_cap(float* x, float limit, int64_t n) {
+  over_rows(n, 1, [&](int64_t begin, int64_t end, int) { ops_.soft_cap(x, limit, begin, end); });
+}
+
+void Kernels::add_made(const Rows& x, const Prologue& prologue, int64_t width, float* sum) {
+  const auto size = static_cast<size_t>(width);
+  for (Inputs& own : own_) own.row.get<float>(size);
+  over_rows(x.num, width, [&](int64_t begin, int64_t end, int thread) {
+    float* space = own_[static_cast<size_t>(thread)].row.get<float>(size);
+    for (int64_t row = begin; row < end; ++row) {
+      ops_.add(sum + row * width, prologue.apply(ops_, x.x + row * x.ld, width, space), 0, width);
+    }
+  });
+}
+
 void Kernels::rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads,
                    int64_t head_dim, int64_t half) {
   over_rows(rows, heads * head_dim, [&](int64_t begin, int64_t end, int) {
@@ -213,19 +234,21 @@ void Kernels::write_kv(const KV& layer, const float* keys, const float* values, 
   }
 }
 
-void Kernels::rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const Prologue& q_norm,
-                               const Prologue& k_norm, const Angles& angles, const int32_t* positions,
-                               const KV& layer, const int32_t* slots) {
+void Kernels::rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const HeadNorm& q_norm,
+                               const HeadNorm& k_norm, const Angles& angles, const Pairs& pairs,
+                               const int32_t* positions, const KV& layer, const int32_t* slots) {
   const int64_t dim = heads.head_dim, num_rotated = heads.num_heads + heads.num_kv_heads;
+  const auto norm_heads = [&](const HeadNorm& n, float* x, int64_t num) {
+    for (const float* end = x + num * dim; x < end; x += n.width) n.norm.apply(ops_, x, n.width, x);
+  };
   over_rows(rows, heads.width(), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      float* row = qkv + t * heads.width();
-      for (int64_t h = 0; h < num_rotated; ++h) {
-        (h < heads.num_heads ? q_norm : k_norm).apply(ops_, row + h * dim, dim, row + h * dim);
-      }
-      const int64_t at = positions[t] * angles.half;
-      ops_.rope(row, angles.cos + at, angles.sin + at, num_rotated, dim, angles.half, 0, 1);
-      store_kv(layer, slots[t], row + heads.num_heads * dim, row + num_rotated * dim);
+      float *row = qkv + t * heads.width(), *keys = row + heads.num_heads * dim;
+      norm_heads(q_norm, row, heads.num_heads);
+      norm_heads(k_norm, keys, heads.num_kv_heads);
+      const int64_t at = positions[t] * angles.num_columns + pairs.first;
+      ops_.rope(row, angles.cos + at, angles.sin + at, num_rotated, dim, pairs.num, 0, 1);
+      store_kv(layer, slots[t], keys, row + num_rotated * dim);
     }
   });
 }

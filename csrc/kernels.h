@@ -60,10 +60,21 @@ struct Heads {
   int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }  // of a row of q, k and v
 };
 
-// Rotary angles: [num_positions][half] cosines and sines.
+// Rotary angles: [num_positions][num_columns] cosines and sines.
 struct Angles {
   const float *cos, *sin;
-  int64_t num_positions, half;
+  int64_t num_positions, num_columns;
+};
+
+// Where the angles of a head's first pairs stand in the table: one column each.
+struct Pairs {
+  int64_t first, num;
+};
+
+// A norm of a row's heads, `width` numbers at a time: each head, or all of them together.
+struct HeadNorm {
+  const Prologue& norm;
+  int64_t width;
 };
 
 // Memory for the rows that a product is of.
@@ -94,20 +105,25 @@ public:
   int num_threads() const { return pool_.num_threads(); }
 
   PackedWeight pack(const std::vector<Part>& parts);
-  void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float* y);
+  // Rows of the matrix, times a number.
+  void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.
   void product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to);
   void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* y);
   void add(float* x, const float* y, int64_t n);
   void silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
+  void gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
+  void soft_cap(float* x, float limit, int64_t n);
+  // sum += what the prologue makes of x; rows of `width` numbers.
+  void add_made(const Rows& x, const Prologue& prologue, int64_t width, float* sum);
   void rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t head_dim,
             int64_t half);
   void write_kv(const KV& layer, const float* keys, const float* values, const int32_t* slots, int64_t n);
   // Rows of q, k and v, `heads.width()` apart: norms and rotates heads of q and k in place, then stores k and
   // v. No two rows have one slot.
-  void rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const Prologue& q_norm,
-                        const Prologue& k_norm, const Angles& angles, const int32_t* positions,
-                        const KV& layer, const int32_t* slots);
+  void rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const HeadNorm& q_norm,
+                        const HeadNorm& k_norm, const Angles& angles, const Pairs& pairs,
+                        const int32_t* positions, const KV& layer, const int32_t* slots);
   void attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
                  float* out);
 

@@ -46,4 +46,26 @@ public:
   }
 };
 
+// gelu(first half) * second half.
+class GeluMul final : public Prologue {
+public:
+  int64_t width_in(int64_t k) const override { return 2 * k; }
+  const float* apply(const Ops& ops, const float* x, int64_t k, float* space) const override {
+    ops.gelu_mul(x, k, space, 0, 1);
+    return space;
+  }
+};
+
+class Scale final : public Prologue {
+public:
+  explicit Scale(float factor) : factor_(factor) {}
+  const float* apply(const Ops& ops, const float* x, int64_t k, float* space) const override {
+    ops.scale(x, factor_, k, space);
+    return space;
+  }
+
+private:
+  const float factor_;
+};
+
 }  // namespace ramet

@@ -73,7 +73,7 @@ void Embed::check(const Feed& feed) const {
 }
 
 void Embed::run(Frame& frame) const {
-  frame.kernels.embed(table_, frame.feed.token_ids + frame.begin, frame.num, frame.out(writes));
+  frame.kernels.embed(table_, frame.feed.token_ids + frame.begin, frame.num, scale_, frame.out(writes));
 }
 
 void Load::check_widths(const std::vector<int64_t>& widths) const {
@@ -103,25 +103,47 @@ void ProjectAdd::check_widths(const std::vector<int64_t>& widths) const {
 
 void ProjectAdd::run(Frame& frame) const { multiply(frame, reads[0], product_, writes, true); }
 
+void Add::check_widths(const std::vector<int64_t>& widths) const {
+  const int64_t width = widths.at(static_cast<size_t>(writes));
+  require_width(widths, reads[0], prologue_.width_in(width), "what is added");
+}
+
+void Add::run(Frame& frame) const {
+  frame.kernels.add_made(frame.rows(reads[0]), prologue_, frame.rows(writes).ld, frame.out(writes));
+}
+
+void SoftCap::run(Frame& frame) const {
+  frame.kernels.soft_cap(frame.out(writes), limit_, frame.num * frame.rows(writes).ld);
+}
+
+// A norm that fits no head is of all heads, or of none: check_widths says so.
+HeadNorm RotateAndStore::to_head_norm(const Prologue& norm, int64_t num_heads) const {
+  const int64_t dim = heads_.head_dim;
+  return {norm, norm.width_in(dim) == dim ? dim : num_heads * dim};
+}
+
 void RotateAndStore::check_widths(const std::vector<int64_t>& widths) const {
   require_heads(heads_);
   require_width(widths, writes, heads_.width(), "q, k and v");
-  for (const Prologue* norm : {&q_norm_, &k_norm_}) {
-    if (norm->width_in(heads_.head_dim) != heads_.head_dim) refuse("a head's norm has the head dim's length");
+  for (const HeadNorm* n : {&q_norm_, &k_norm_}) {
+    if (n->norm.width_in(n->width) != n->width) refuse("a norm of heads is as long as one head, or as all");
+  }
+  if (pairs_.first < 0 || pairs_.num < 0 || 2 * pairs_.num > heads_.head_dim) {
+    refuse("pairs that turn are some of a head's");
   }
 }
 
 void RotateAndStore::check(const Feed& feed) const {
   require_layer(feed, layer_, heads_);
   if (feed.slots == nullptr) refuse("the program needs slots");
-  if (feed.angles.cos == nullptr || 2 * feed.angles.half > heads_.head_dim) {
-    refuse("cos and sin are float32[positions, D_rot / 2]");
+  if (feed.angles.num_positions == 0 || pairs_.first + pairs_.num > feed.angles.num_columns) {
+    refuse("cos and sin have a column for each pair that turns");
   }
 }
 
 void RotateAndStore::run(Frame& frame) const {
   const Feed& feed = frame.feed;
-  frame.kernels.rotate_and_store(frame.out(writes), frame.num, heads_, q_norm_, k_norm_, feed.angles,
+  frame.kernels.rotate_and_store(frame.out(writes), frame.num, heads_, q_norm_, k_norm_, feed.angles, pairs_,
                                  feed.plan->positions.data() + frame.begin, (*feed.layers)[layer_],
                                  feed.slots + frame.begin);
 }

@@ -4,16 +4,18 @@
 
 namespace ramet {
 
-// Rows of a matrix, by the batch's token ids.
+// Rows of a matrix, by the batch's token ids, times a number.
 class Embed final : public Step {
 public:
-  Embed(const PackedWeight& table, int out) : Step("embed", Extent::each_row, {}, out), table_(table) {}
+  Embed(const PackedWeight& table, float scale, int out)
+      : Step("embed", Extent::each_row, {}, out), table_(table), scale_(scale) {}
   void run(Frame& frame) const override;
   void check_widths(const std::vector<int64_t>& widths) const override;
   void check(const Feed& feed) const override;
 
 private:
   const PackedWeight& table_;
+  const float scale_;
 };
 
 // Rows that the caller has.
@@ -59,22 +61,50 @@ private:
   const Product product_;
 };
 
+// sum += prologue(source).
+class Add final : public Step {
+public:
+  Add(int source, const Prologue& prologue, int sum)
+      : Step("add", Extent::each_row, {source, sum}, sum), prologue_(prologue) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+
+private:
+  const Prologue& prologue_;
+};
+
+// limit * tanh(x / limit), in place.
+class SoftCap final : public Step {
+public:
+  SoftCap(int values, float limit) : Step("soft_cap", Extent::each_row, {values}, values), limit_(limit) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>&) const override {}
+
+private:
+  const float limit_;
+};
+
 // Heads of q and k are normed and rotated in place, k and v stored in a layer at the batch's slots.
 class RotateAndStore final : public Step {
 public:
-  RotateAndStore(int qkv, const Heads& heads, const Prologue& q_norm, const Prologue& k_norm, size_t layer)
+  RotateAndStore(int qkv, const Heads& heads, const Prologue& q_norm, const Prologue& k_norm,
+                 const Pairs& pairs, size_t layer)
       : Step("rotate_and_store", Extent::each_row, {qkv}, qkv),
         heads_(heads),
-        q_norm_(q_norm),
-        k_norm_(k_norm),
+        q_norm_(to_head_norm(q_norm, heads.num_heads)),
+        k_norm_(to_head_norm(k_norm, heads.num_kv_heads)),
+        pairs_(pairs),
         layer_(layer) {}
   void run(Frame& frame) const override;
   void check_widths(const std::vector<int64_t>& widths) const override;
   void check(const Feed& feed) const override;
 
 private:
+  HeadNorm to_head_norm(const Prologue& norm, int64_t num_heads) const;
+
   const Heads heads_;
-  const Prologue &q_norm_, &k_norm_;
+  const HeadNorm q_norm_, k_norm_;
+  const Pairs pairs_;
   const size_t layer_;
 };
 

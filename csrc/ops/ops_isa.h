@@ -14,6 +14,9 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t width, flo
               int64_t end);
 void add_rows(float* x, const float* y, int64_t begin, int64_t end);
 void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+void gelu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+void scale(const float* x, float factor, int64_t n, float* y);
+void soft_cap(float* x, float limit, int64_t begin, int64_t end);
 void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
           int64_t begin, int64_t end);
 void store_bf16_row(uint16_t* dst, const float* src, int64_t n);

@@ -73,14 +73,38 @@ void add_rows(float* x, const float* y, int64_t begin, int64_t end) {
   }
 }
 
-void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
+// gate * sigmoid(steepness(gate)) * up
+template <class Steepness>
+static inline void gate_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end,
+                            const Steepness& steepness) {
   for (int64_t row = begin; row < end; ++row) {
     const float *gate = gate_up + row * 2 * width, *up = gate + width;
     for (int64_t i = 0; i < width; i += 16) {
       const f32x16 g = load_some(gate + i, width - i), u = load_some(up + i, width - i);
-      const f32x16 silu = div(g, add(set(1.0f), exp(sub(set(0.0f), g))));
-      store_some(y + row * width + i, mul(silu, u), width - i);
+      const f32x16 gated = div(g, add(set(1.0f), exp(sub(set(0.0f), steepness(g)))));
+      store_some(y + row * width + i, mul(gated, u), width - i);
     }
+  }
+}
+
+void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
+  gate_mul(gate_up, width, y, begin, end, [](const f32x16& g) { return g; });
+}
+
+void gelu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
+  constexpr float kLinear = 1.59576912f, kCubic = 0.044715f * kLinear;  // 2 sqrt(2 / pi)
+  gate_mul(gate_up, width, y, begin, end,
+           [](const f32x16& g) { return mul(g, fma(mul(g, g), set(kCubic), set(kLinear))); });
+}
+
+void scale(const float* x, float factor, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; i += 16) store_some(y + i, mul(load_some(x + i, n - i), set(factor)), n - i);
+}
+
+void soft_cap(float* x, float limit, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 16) {
+    const f32x16 bent = tanh(div(load_some(x + i, end - i), set(limit)));
+    store_some(x + i, mul(bent, set(limit)), end - i);
   }
 }
 

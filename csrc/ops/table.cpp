@@ -13,9 +13,24 @@ constexpr auto kSplit = split;
 constexpr void (*kSplit)(const float*, const Halves&, int64_t) = nullptr;
 #endif
 
-const Ops table = {
-    RAMET_NAME(RAMET_ISA), quantize, kSplit, input_of, linear,  embed, rms_norm, add_rows, silu_mul, rope,
-    store_bf16_row,        attend,   merge,  sample,   logprobs};
+const Ops table = {RAMET_NAME(RAMET_ISA),
+                   quantize,
+                   kSplit,
+                   input_of,
+                   linear,
+                   embed,
+                   rms_norm,
+                   add_rows,
+                   silu_mul,
+                   gelu_mul,
+                   scale,
+                   soft_cap,
+                   rope,
+                   store_bf16_row,
+                   attend,
+                   merge,
+                   sample,
+                   logprobs};
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

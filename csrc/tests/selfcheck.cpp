@@ -123,7 +123,7 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   }
   std::vector<float> embedded(static_cast<size_t>(k));
   for (const int32_t id : {0, static_cast<int32_t>(n - 1), static_cast<int32_t>(width - 1)}) {
-    kernels.embed(packed, &id, 1, embedded.data());
+    kernels.embed(packed, &id, 1, 1.0f, embedded.data());
     for (int64_t i = 0; i < k; ++i) {
       expect(embedded[static_cast<size_t>(i)] == sample.values[static_cast<size_t>(id % n * k + i)],
              what + ": embed");
@@ -215,6 +215,21 @@ void check_rows(Kernels& kernels, int64_t width) {
         gate / (1 + std::exp(-gate)) * gate_up[static_cast<size_t>((i / width * 2 + 1) * width + i % width)];
   }
   expect_near(got, want, 1e-5f, name + " silu_mul");
+
+  kernels.gelu_mul(gate_up.data(), rows, width, got.data());
+  for (int64_t i = 0; i < rows * width; ++i) {
+    const double gate = gate_up[static_cast<size_t>(i / width * 2 * width + i % width)];
+    const double gelu =
+        gate / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+    want[static_cast<size_t>(i)] =
+        static_cast<float>(gelu * gate_up[static_cast<size_t>((i / width * 2 + 1) * width + i % width)]);
+  }
+  expect_near(got, want, 1e-5f, name + " gelu_mul");
+
+  got = x;
+  kernels.soft_cap(got.data(), 0.5f, rows * width);
+  for (size_t i = 0; i < x.size(); ++i) want[i] = 0.5f * std::tanh(2 * x[i]);
+  expect_near(got, want, 1e-6f, name + " soft_cap");
 
   std::vector<float> sums = x;
   kernels.add(sums.data(), got.data(), rows * width);

@@ -224,6 +224,34 @@ class TestRows:
             backend.silu_mul(gate_up)[0], [0, 0, -20 / (1 + np.exp(20)), 0, 20, 1e4], atol=1e-30, rtol=1e-6
         )
 
+    @pytest.mark.parametrize("shape", [(3, 80), (1, 14), (150, 3072), (0, 8)])
+    def test_gelu_mul(self, backend: Backend, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+        x = normal(rng, *shape) * 3
+        got = backend.gelu_mul(x)
+        gate, up = np.split(x.astype(np.float64), 2, axis=1)
+        want = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        if len(x):
+            assert same_bits(backend.gelu_mul(x[-1:]), got[-1:])
+
+    def test_gelu_of_large_gates(self, backend: Backend) -> None:
+        gate_up = np.array([[-1e30, -1e4, -20, 0, 20, 1e30] + [1] * 6], np.float32)
+        np.testing.assert_allclose(backend.gelu_mul(gate_up)[0], [0, 0, 0, 0, 20, 1e30], atol=1e-7, rtol=1e-6)
+
+    @pytest.mark.parametrize("shape", [(3, 41), (1, 1), (40, 3000), (0, 8)])
+    def test_soft_cap(self, backend: Backend, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+        x = normal(rng, *shape) * 50
+        got, last = x.copy(), x[-1:].copy()
+        backend.soft_cap(got, 30.0)
+        np.testing.assert_allclose(got, 30 * np.tanh(x / 30.0), rtol=1e-6, atol=1e-5)
+        backend.soft_cap(last, 30.0)
+        assert same_bits(last, got[-1:])
+
+    def test_soft_cap_of_what_is_far_out(self, backend: Backend) -> None:
+        x = np.array([[-np.inf, -1e30, -1e4, 0, 1e4, np.inf, np.nan]], np.float32)
+        backend.soft_cap(x, 30.0)
+        np.testing.assert_array_equal(x[0], np.array([-30, -30, -30, 0, 30, 30, np.nan], np.float32))
+
     @pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (80, 20), (8, 4), (128, 64), (16, 0)])
     def test_rope(self, backend: Backend, rng: np.random.Generator, head_dim: int, half: int) -> None:
         x, angles = normal(rng, 6, 5, head_dim), normal(rng, 6, half)

@@ -14,17 +14,22 @@ from ramet.kernels.backend import Backend, KVLayer, WeightFormat
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import (
     AS_IT_IS,
+    Add,
     Attend,
     Embed,
+    GeluMul,
     Heads,
     Load,
+    Pairs,
     Program,
     Project,
     ProjectAdd,
     Register,
     RmsNorm,
     RotateAndStore,
+    Scale,
     SiluMul,
+    SoftCap,
     Step,
     TakeRows,
     TokenFeed,
@@ -49,7 +54,9 @@ def rng() -> np.random.Generator:
 
 
 def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
-    """Two layers with everything that a step may have or lack: biases, norms of heads, wanted rows at the end."""
+    """Two layers with everything that a step may have or lack: biases, scales, norms of heads and after products, some pairs that
+    turn or none, a cap, wanted rows at the end.
+    """
     rng = np.random.default_rng(11)
 
     def packed(n: int, k: int, parts: int = 1) -> object:
@@ -59,9 +66,9 @@ def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
         return RmsNorm(normal(rng, width), 1e-5)
 
     def layer(i: int, x: Register, qkv: Register, mixed: Register) -> Iterator[Step]:
-        q_norm, k_norm = (norm(24), norm(24)) if i else (AS_IT_IS, AS_IT_IS)
+        q_norm, k_norm = (norm(HEADS.q_width), norm(24)) if i else (AS_IT_IS, AS_IT_IS)
         yield Project(x, norm(HIDDEN), packed(HEADS.width, HIDDEN, 4), normal(rng, HEADS.width), qkv)
-        yield RotateAndStore(qkv, HEADS, q_norm, k_norm, i)
+        yield RotateAndStore(qkv, HEADS, q_norm, k_norm, Pairs(3, 7) if i else Pairs(0, 10), i)
         yield Attend(qkv, HEADS, 0.2, i, mixed)
 
     def mlp(x: Register, mixed: Register, gate_up: Register, bias: Float32 | None) -> Iterator[Step]:
@@ -69,18 +76,27 @@ def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
         yield Project(x, norm(HIDDEN), packed(2 * FFN, HIDDEN, 2), None, gate_up)
         yield ProjectAdd(gate_up, SiluMul(), packed(HIDDEN, FFN), None, x)
 
+    def mlp_of_gemma(x: Register, mixed: Register, gate_up: Register) -> Iterator[Step]:
+        branch = Register(HIDDEN)
+        yield Project(mixed, AS_IT_IS, packed(HIDDEN, HEADS.q_width), None, branch)
+        yield Add(branch, Scale(0.7), x)
+        yield Project(x, norm(HIDDEN), packed(2 * FFN, HIDDEN, 2), None, gate_up)
+        yield Project(gate_up, GeluMul(), packed(HIDDEN, FFN), None, branch)
+        yield Add(branch, norm(HIDDEN), x)
+
     x, qkv, mixed, gate_up = (Register(width) for width in (HIDDEN, HEADS.width, HEADS.q_width, 2 * FFN))
     last_x, last_mixed, last_gate_up = (Register(width) for width in (HIDDEN, HEADS.q_width, 2 * FFN))
     logits = Register(VOCAB)
     steps = [
-        Embed(packed(VOCAB, HIDDEN), x),
+        Embed(packed(VOCAB, HIDDEN), 1.3, x),
         *layer(0, x, qkv, mixed),
         *mlp(x, mixed, gate_up, normal(rng, HIDDEN)),
         *layer(1, x, qkv, mixed),
         TakeRows(x, last_x),
         TakeRows(mixed, last_mixed),
-        *mlp(last_x, last_mixed, last_gate_up, None),
+        *mlp_of_gemma(last_x, last_mixed, last_gate_up),
         Project(last_x, norm(HIDDEN), packed(VOCAB, HIDDEN), None, logits),
+        SoftCap(logits, 2.0),
     ]
     return Program(tuple(steps), logits)
 
@@ -204,7 +220,8 @@ def test_a_profile_counts_each_kind_of_step(cpu: Backend) -> None:
     program.profile(True)
     program.run_tokens(feed(cpu, kv_layers(), [(0, 0, 20)], ints(4)))
     found = program.profiled()
-    assert set(found) == {"embed", "project", "project_add", "rotate_and_store", "attend", "take_rows"}
+    kinds = {"embed", "project", "project_add", "add", "soft_cap", "rotate_and_store", "attend", "take_rows"}
+    assert set(found) == kinds
     assert all(nanoseconds > 0 for nanoseconds in found.values())
     program.profile(False)
     assert program.profiled() == {}
@@ -237,10 +254,16 @@ def test_steps_that_do_not_fit_are_refused(any_cpu: Backend, rng: np.random.Gene
     refused("not now these", Project(a, AS_IT_IS, square, None, b), TakeRows(a, b))
     refused("once", TakeRows(a, b), TakeRows(b, Register(32)))
     heads = Heads(2, 1, 24)
-    refused("no step has written", RotateAndStore(wide, heads, AS_IT_IS, AS_IT_IS, 0))
+    pairs = Pairs(0, 12)
+    refused("no step has written", RotateAndStore(wide, heads, AS_IT_IS, AS_IT_IS, pairs, 0))
+    refused("no step has written", Add(b, AS_IT_IS, a))
+    refused("what is added", Add(a, SiluMul(), a))
+    refused("no step has written", SoftCap(b, 1.0))
     for bad, message in ((Heads(3, 2, 24), "Hq"), (Heads(2, 1, 20), "multiple of 8"), (Heads(1, 1, 8), "q, k and v")):
         refused(message, Load(wide), Attend(wide, bad, 1.0, 0, b))
-    refused("head dim's length", Load(wide), RotateAndStore(wide, heads, RmsNorm(normal(rng, 8), 1e-5), AS_IT_IS, 0))
+    refused("one head, or as all", Load(wide), RotateAndStore(wide, heads, RmsNorm(normal(rng, 8), 1e-5), AS_IT_IS, pairs, 0))
+    for bad_pairs in (Pairs(0, 13), Pairs(-1, 2), Pairs(0, -1)):
+        refused("pairs that turn", Load(wide), RotateAndStore(wide, heads, AS_IT_IS, AS_IT_IS, bad_pairs, 0))
 
 
 def test_feeds_that_do_not_fit_are_refused(any_cpu: Backend) -> None:
@@ -257,7 +280,7 @@ def test_feeds_that_do_not_fit_are_refused(any_cpu: Backend) -> None:
         ({"wanted": ints(5)}, "wanted rows are from 0 to 4, not 5"),
         ({"cos": good.cos[:4], "sin": good.sin[:4]}, "positions are from 0 to 3, not 4"),
         ({"cos": good.cos[:9]}, "one shape"),
-        ({"cos": np.ones((9, 13), np.float32), "sin": np.ones((9, 13), np.float32)}, "D_rot"),
+        ({"cos": np.ones((9, 9), np.float32), "sin": np.ones((9, 9), np.float32)}, "a column for each pair"),
         ({"plan": feed(any_cpu, layers, [(0, 0, 4)], ints()).plan}, "another batch"),
         ({"plan": feed(any_cpu, layers, [(10, 0, 5)], ints()).plan}, "beyond the KV pool"),
         ({"kv_layers": layers[:1]}, "layer 1"),

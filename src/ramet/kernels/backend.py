@@ -189,6 +189,14 @@ class Backend(Protocol):
         """``silu(gate) * up`` of float32[T, 2F], gate first: float32[T, F]."""
         ...
 
+    def gelu_mul(self, gate_up: Float32) -> Float32:
+        """``gelu(gate) * up``, with gelu by its tanh form: ``x / (1 + exp(-2u))`` with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+        ...
+
+    def soft_cap(self, x: Float32, limit: float) -> None:
+        """``x = limit * tanh(x / limit)``, in place, of float32[T, N]."""
+        ...
+
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         """Rotate float32[T, H, D] in place, the half-split (NeoX) way; cos and sin are float32[T, D_rot / 2].
 

@@ -7,9 +7,11 @@ import numpy as np
 from ramet.core.ids import Float32
 from ramet.kernels.backend import Backend
 from ramet.kernels.program import (
+    Add,
     AsItIs,
     Attend,
     Embed,
+    GeluMul,
     Load,
     Program,
     Project,
@@ -18,7 +20,9 @@ from ramet.kernels.program import (
     Register,
     RmsNorm,
     RotateAndStore,
+    Scale,
     SiluMul,
+    SoftCap,
     Step,
     TakeRows,
     TokenFeed,
@@ -65,7 +69,7 @@ class _Run:
         values = self._values
         match step:
             case Embed():
-                values[step.out] = self._backend.embed(step.table, self._feed.token_ids)
+                values[step.out] = self._backend.embed(step.table, self._feed.token_ids) * np.float32(step.scale)
             case Load():
                 if self._rows is None:
                     raise ValueError("the program needs rows to load")
@@ -74,6 +78,10 @@ class _Run:
                 values[step.out] = self._product(step)
             case ProjectAdd():
                 self._backend.add(values[step.total], self._product(step))
+            case Add():
+                self._backend.add(values[step.total], self._apply(step.prologue, values[step.source]))
+            case SoftCap():
+                self._backend.soft_cap(values[step.values], step.limit)
             case RotateAndStore():
                 self._rotate_and_store(step)
             case Attend():
@@ -95,6 +103,10 @@ class _Run:
                 return self._backend.rms_norm(rows, prologue.weight, prologue.eps)
             case SiluMul():
                 return self._backend.silu_mul(rows)
+            case GeluMul():
+                return self._backend.gelu_mul(rows)
+            case Scale():
+                return rows * np.float32(prologue.factor)
 
     def _heads(self, step: RotateAndStore | Attend) -> tuple[Float32, Float32, Float32]:
         """Copies of q [T, Hq, D], k and v [T, Hkv, D]."""
@@ -108,9 +120,15 @@ class _Run:
     def _rotate_and_store(self, step: RotateAndStore) -> None:
         feed = self._feed
         q, k, v = self._heads(step)
-        q, k = self._apply(step.q_norm, q), self._apply(step.k_norm, k)
-        cos, sin = feed.cos[feed.positions], feed.sin[feed.positions]
+        q, k = self._norm_heads(step.q_norm, q), self._norm_heads(step.k_norm, k)
+        columns = slice(step.pairs.first, step.pairs.first + step.pairs.num)
+        cos, sin = (np.ascontiguousarray(table[feed.positions, columns]) for table in (feed.cos, feed.sin))
         self._backend.rope(q, cos, sin)
         self._backend.rope(k, cos, sin)
         self._backend.write_kv(feed.kv_layers[step.layer], k, v, feed.slots)
         self._values[step.qkv] = np.concatenate([q, k, v], axis=1).reshape(len(q), -1)
+
+    def _norm_heads(self, norm: AsItIs | RmsNorm, heads: Float32) -> Float32:
+        if isinstance(norm, RmsNorm) and len(norm.weight) != heads.shape[2]:  # of all heads together
+            return self._apply(norm, heads.reshape(len(heads), -1)).reshape(heads.shape)
+        return self._apply(norm, heads)

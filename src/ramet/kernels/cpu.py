@@ -91,6 +91,15 @@ class CpuBackend:
         self._kernels.silu_mul(gate_up, out)
         return out
 
+    def gelu_mul(self, gate_up: Float32) -> Float32:
+        rows, width = gate_up.shape
+        out: Float32 = np.empty((rows, width // 2), np.float32)
+        self._kernels.gelu_mul(gate_up, out)
+        return out
+
+    def soft_cap(self, x: Float32, limit: float) -> None:
+        self._kernels.soft_cap(x, limit)
+
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         self._kernels.rope(x, cos, sin)
 

@@ -10,9 +10,11 @@ from ramet import _native
 from ramet.core.ids import Float32
 from ramet.kernels.backend import KVLayer
 from ramet.kernels.program import (
+    Add,
     AsItIs,
     Attend,
     Embed,
+    GeluMul,
     Heads,
     Load,
     Program,
@@ -22,7 +24,9 @@ from ramet.kernels.program import (
     Register,
     RmsNorm,
     RotateAndStore,
+    Scale,
     SiluMul,
+    SoftCap,
     Step,
     TakeRows,
     TokenFeed,
@@ -97,16 +101,20 @@ def _native_step(step: Step, registers: _Registers) -> tuple[object, ...]:
     """The arguments that bind_program.cpp knows a step by."""
     match step:
         case Embed():
-            return "embed", step.table, registers[step.out]
+            return "embed", step.table, step.scale, registers[step.out]
         case Load():
             return "load", registers[step.out]
         case Project():
             return "project", registers[step.source], *_product(step), registers[step.out]
         case ProjectAdd():
             return "project_add", registers[step.source], *_product(step), registers[step.total]
+        case Add():
+            return "add", registers[step.source], _prologue(step.prologue), registers[step.total]
+        case SoftCap():
+            return "soft_cap", registers[step.values], step.limit
         case RotateAndStore():
-            norms = _prologue(step.q_norm), _prologue(step.k_norm)
-            return "rotate_and_store", registers[step.qkv], _heads(step.heads), *norms, step.layer
+            norms, pairs = (_prologue(step.q_norm), _prologue(step.k_norm)), (step.pairs.first, step.pairs.num)
+            return "rotate_and_store", registers[step.qkv], _heads(step.heads), *norms, pairs, step.layer
         case Attend():
             return "attend", registers[step.qkv], _heads(step.heads), step.scale, step.layer, registers[step.out]
         case TakeRows():
@@ -125,6 +133,10 @@ def _prologue(prologue: Prologue) -> _native.Prologue:
             return _native.RmsNorm(prologue.weight, prologue.eps)
         case SiluMul():
             return _native.SiluMul()
+        case GeluMul():
+            return _native.GeluMul()
+        case Scale():
+            return _native.Scale(prologue.factor)
 
 
 def _heads(heads: Heads) -> tuple[int, int, int]:

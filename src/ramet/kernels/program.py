@@ -16,12 +16,15 @@ from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight
 
 __all__ = [
     "AS_IT_IS",
+    "Add",
     "AsItIs",
     "Attend",
     "CompiledProgram",
     "Embed",
+    "GeluMul",
     "Heads",
     "Load",
+    "Pairs",
     "Program",
     "Project",
     "ProjectAdd",
@@ -29,7 +32,9 @@ __all__ = [
     "Register",
     "RmsNorm",
     "RotateAndStore",
+    "Scale",
     "SiluMul",
+    "SoftCap",
     "Step",
     "TakeRows",
     "TokenFeed",
@@ -62,8 +67,20 @@ class SiluMul:
     """silu of a row's first half, times its second half."""
 
 
-Prologue: TypeAlias = AsItIs | RmsNorm | SiluMul
-"""What is done to a row on its way into a product."""
+@dataclass(frozen=True, slots=True)
+class GeluMul:
+    """gelu of a row's first half, by its tanh form, times its second half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The row times a number."""
+
+    factor: float
+
+
+Prologue: TypeAlias = AsItIs | RmsNorm | SiluMul | GeluMul | Scale
+"""What is done to a row on its way into a product or a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +100,20 @@ class Heads:
         return self.num_heads * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of a head's first dims that turn, as columns of the table of angles: ``num`` from ``first`` on."""
+
+    first: int
+    num: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embed:
-    """out = the table's rows of the batch's token ids."""
+    """out = the table's rows of the batch's token ids, times ``scale``."""
 
     table: PackedWeight
+    scale: float
     out: Register
 
 
@@ -121,16 +147,35 @@ class ProjectAdd:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Add:
+    """total += prologue(source)"""
+
+    source: Register
+    prologue: Prologue
+    total: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftCap:
+    """In place, ``limit * tanh(x / limit)``."""
+
+    values: Register
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RotateAndStore:
     """In place, heads of q and k through their norms and rotated; then k and v into KV layer ``layer`` at the batch's slots.
 
-    No two rows of a batch have one slot.
+    A norm as long as a head norms each head, one as long as all of them norms them together. No two rows of a batch have one
+    slot.
     """
 
     qkv: Register
     heads: Heads
     q_norm: AsItIs | RmsNorm
     k_norm: AsItIs | RmsNorm
+    pairs: Pairs
     layer: int
 
 
@@ -153,7 +198,7 @@ class TakeRows:
     out: Register
 
 
-Step: TypeAlias = Embed | Load | Project | ProjectAdd | RotateAndStore | Attend | TakeRows
+Step: TypeAlias = Embed | Load | Project | ProjectAdd | Add | SoftCap | RotateAndStore | Attend | TakeRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,8 +213,9 @@ class Program:
 class TokenFeed:
     """What changes from run to run of a program over tokens.
 
-    ``cos`` and ``sin`` float32[positions, D_rot / 2] are a table of rotary angles that reaches as far as the batch does;
-    ``wanted`` int32[R] are rows of the batch, in any order. ``kv_layers`` should be the same object in each run.
+    ``cos`` and ``sin`` float32[positions, columns] are a table of rotary angles that reaches as far as the batch does; ``Pairs``
+    names columns of it. ``wanted`` int32[R] are rows of the batch, in any order. ``kv_layers``
+    should be the same object in each run.
     """
 
     token_ids: Int32

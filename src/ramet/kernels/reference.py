@@ -6,6 +6,7 @@ float64, whatever the order, and may use BLAS.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "qua
 
 
 _MAX_CODE = np.float32(32767)
+_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _TINY = np.float32(1e-30)  # a group with nothing larger rounds to zeros
 
 
@@ -136,6 +139,18 @@ class ReferenceBackend:
             denominator += np.float32(1)
             out: Float32 = gate / denominator * up
         return out
+
+    def gelu_mul(self, gate_up: Float32) -> Float32:
+        gate, up = np.split(gate_up, 2, axis=1)
+        with np.errstate(over="ignore"):  # as above
+            inner: Float32 = gate * (np.float32(_GELU_LINEAR) + np.float32(_GELU_CUBIC) * np.square(gate))
+            denominator: Float32 = np.exp(-inner)
+            denominator += np.float32(1)
+            out: Float32 = gate / denominator * up
+        return out
+
+    def soft_cap(self, x: Float32, limit: float) -> None:
+        x[:] = np.tanh(x / np.float32(limit)) * np.float32(limit)
 
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         half = cos.shape[1]
