@@ -1,5 +1,5 @@
-"""Makes tiny checkpoints of every family: random but fixed weights, in the formats people have. Needs numpy alone;
-GGUF files need the ``gguf`` package, tokenizers the ``tokenizers`` package.
+"""Writes the tiny checkpoints of tiny_families.py in the formats people have. GGUF files need the ``gguf`` package, tokenizers
+the ``tokenizers`` package.
 
 The same ``TinyModel`` written as a folder and as a GGUF file (in F32) computes the same numbers.
 """
@@ -8,125 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tiny_families import ORIGINAL_CONTEXT, TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_config
 
-__all__ = ["ORIGINAL_CONTEXT", "TINY_MODELS", "TinyModel", "tiny_config", "write_folder", "write_gguf", "write_safetensors"]
+__all__ = [
+    "ORIGINAL_CONTEXT",
+    "TINY_MODELS",
+    "VOCAB_SIZE",
+    "TinyModel",
+    "tiny_config",
+    "write_folder",
+    "write_gguf",
+    "write_safetensors",
+]
 
-VOCAB_SIZE = 304  # 256 bytes, 6 special tokens, padding
-ORIGINAL_CONTEXT = 64  # of the models with scaled rotary angles, whose context is 256
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|pad|>")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-@dataclass(frozen=True)
-class TinyModel:
-    """One tiny model: its config.json, and its tensors by their names there (float32)."""
-
-    name: str
-    config: Mapping[str, Any]
-    seed: int
-    gguf_arch: str
-    tensors: Mapping[str, npt.NDArray[np.float32]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", _tensors(self.config, self.seed))
-
-
-def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
-    """config.json of a tiny model, with other values for some keys."""
-    return {
-        "architectures": [architecture],
-        "model_type": {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[architecture],
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 256,
-    } | changes
-
-
-def _tensors(config: Mapping[str, Any], seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    rng = np.random.default_rng(seed)
-    hidden, inner, heads, kv = (
-        config[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    )
-    head_dim = config.get("head_dim", hidden // heads)
-    architecture = config["architectures"][0]
-
-    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
-
-    def near_one(size: int) -> npt.NDArray[np.float32]:
-        return (1 + 0.1 * rng.standard_normal(size)).astype(np.float32)
-
-    def bias(size: int) -> npt.NDArray[np.float32]:
-        return (0.5 * rng.standard_normal(size)).astype(np.float32)
-
-    # A tied head multiplies by the embedding again: kept small there, lest every token predicts itself.
-    embed = matrix(config["vocab_size"], hidden) * np.float32(0.5 if config["tie_word_embeddings"] else 8)
-    tensors = {"model.embed_tokens.weight": embed, "model.norm.weight": near_one(hidden)}
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
-    sizes = {"q": heads * head_dim, "k": kv * head_dim, "v": kv * head_dim}
-    for i in range(config["num_hidden_layers"]):
-        p = f"model.layers.{i}."
-        for letter, size in sizes.items():
-            tensors[f"{p}self_attn.{letter}_proj.weight"] = matrix(size, hidden)
-            if architecture == "Qwen2ForCausalLM" or config.get("attention_bias"):
-                tensors[f"{p}self_attn.{letter}_proj.bias"] = bias(size)
-        tensors[f"{p}self_attn.o_proj.weight"] = matrix(hidden, heads * head_dim)
-        if config.get("attention_bias"):
-            tensors[f"{p}self_attn.o_proj.bias"] = bias(hidden)
-        if architecture == "Qwen3ForCausalLM":
-            tensors[f"{p}self_attn.q_norm.weight"] = near_one(head_dim)
-            tensors[f"{p}self_attn.k_norm.weight"] = near_one(head_dim)
-        tensors[f"{p}input_layernorm.weight"] = near_one(hidden)
-        tensors[f"{p}post_attention_layernorm.weight"] = near_one(hidden)
-        tensors[f"{p}mlp.gate_proj.weight"] = matrix(inner, hidden)
-        tensors[f"{p}mlp.up_proj.weight"] = matrix(inner, hidden)
-        tensors[f"{p}mlp.down_proj.weight"] = matrix(hidden, inner)
-    return tensors
-
-
-_LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": ORIGINAL_CONTEXT,
-}
-
-TINY_MODELS: Mapping[str, TinyModel] = {
-    model.name: model
-    for model in (
-        TinyModel("llama", tiny_config("LlamaForCausalLM"), 1, "llama"),
-        TinyModel("llama3", tiny_config("LlamaForCausalLM", rope_scaling=_LLAMA3_SCALING, num_hidden_layers=3), 2, "llama"),
-        TinyModel(
-            "llama-linear",
-            tiny_config("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0}, attention_bias=True),
-            13,
-            "llama",
-        ),
-        TinyModel("qwen2", tiny_config("Qwen2ForCausalLM", tie_word_embeddings=True, rms_norm_eps=1e-6), 4, "qwen2"),
-        TinyModel("qwen3", tiny_config("Qwen3ForCausalLM", head_dim=32, rope_theta=1e6, tie_word_embeddings=True), 5, "qwen3"),
-    )
-}
 
 
 def write_folder(model: TinyModel, folder: Path, *, dtype: str = "F32", tokenizer: bool = True) -> Path:
@@ -180,6 +84,7 @@ def _byte_symbols() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
+_INTERLEAVED = ("llama", "smollm3", "granite")
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -195,7 +100,11 @@ _GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GGUF_OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}}
 
 
 def write_gguf(
@@ -210,7 +119,7 @@ def write_gguf(
 ) -> Path:
     """Write a GGUF file with the ``gguf`` package; matrices in ``type_name``, vectors in F32.
 
-    ``extra`` adds string or integer keys. q and k of the llama architecture are stored interleaved, as llama.cpp wants them.
+    ``extra`` adds string or integer keys. q and k of some architectures are stored interleaved, as llama.cpp wants them.
     ``values`` (float32) or ``stored`` (blocks of ``type_name``), as they are to stand in the file, replace the model's tensors.
     ``split`` are the package's options for several files (``split_max_tensors``); the first one's path comes back.
     """
@@ -223,17 +132,16 @@ def write_gguf(
     for key, value in (extra or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     for name, tensor in (values or model.tensors).items():
-        if values is None and model.gguf_arch == "llama" and ("q_proj" in name or "k_proj" in name):
+        gguf_name = _gguf_name(name, model.gguf_arch)
+        if values is None and model.gguf_arch in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             tensor = _interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if stored and name in stored:
-            writer.add_tensor(_gguf_name(name), stored[name], raw_dtype=type_)
+            writer.add_tensor(gguf_name, stored[name], raw_dtype=type_)
         elif tensor.ndim == 1 or type_name == "F32":
-            writer.add_tensor(_gguf_name(name), tensor)
+            writer.add_tensor(gguf_name, tensor)
         else:
-            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(tensor, type_), raw_dtype=type_)
-    scaling = config.get("rope_scaling") or {}
-    if scaling.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, scaling))
+            writer.add_tensor(gguf_name, gguf.quants.quantize(tensor, type_), raw_dtype=type_)
+    _write_rope_factors(writer, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -254,13 +162,13 @@ def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    scaling = config.get("rope_scaling") or {}
-    if scaling.get("type") == "linear":
-        import gguf
-
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(scaling["factor"])
+    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
+    _write_rope_keys(writer, config)
+    if "residual_multiplier" in config:
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*_byte_symbols(), *_SPECIAL])
@@ -270,12 +178,37 @@ def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_chat_template(_CHAT_TEMPLATE)
 
 
-def _gguf_name(name: str) -> str:
+def _write_rope_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    import gguf
+
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(ORIGINAL_CONTEXT)
+    if kind == "longrope":
+        stretch = config["max_position_embeddings"] / ORIGINAL_CONTEXT
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(ORIGINAL_CONTEXT)))
+
+
+def _write_rope_factors(writer: Any, config: Mapping[str, Any]) -> None:
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, scaling))
+    for length in ("long", "short"):
+        if f"{length}_factor" in scaling:
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(scaling[f"{length}_factor"], np.float32))
+
+
+def _gguf_name(name: str, architecture: str) -> str:
     stem, _, kind = name.rpartition(".")
+    names = _GGUF_NAMES | _GGUF_OWN_NAMES.get(architecture, {})
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
-    return f"{_GGUF_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[part]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 def _interleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:

@@ -33,7 +33,9 @@ _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "threads": (1, 2),
     "what": ("plain", "warm", "preempted", "forked"),
 }
-TINY = {"family": tuple(TINY_MODELS), "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
+# One of each mechanism: biases, parts that rotate and fused tensors, layers without rotary angles, scales, norms after.
+_FAMILIES = ("qwen2", "phi3", "smollm3", "granite", "olmo2")
+TINY = {"family": _FAMILIES, "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
 DEMO = {"family": ("demo",), "weights": ("as shipped",), **_SETTINGS}
 Cell = dict[str, Any]
 _TIGHT_POOL = {1: 145, 16: 160, 64: 256}  # tokens; see _preempted

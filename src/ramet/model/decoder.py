@@ -1,13 +1,12 @@
 """The one decoder: every family of families.py is this code with other switches.
 
-x = embed(tokens); for each layer x += attention(norm(x)), x += mlp(norm(x)); logits = head(norm(x)). This is put down once, as a
-program that the backend runs. Each result row depends on its own token (and in attention on the keys and values before it)
-alone, so batching changes no bit.
+x = embed(tokens); for each layer x += attention(norm(x)), x += mlp(norm(x)); logits = head(norm(x)). Where the norms are, and
+what else is done on the way, is for the spec to say. All this is put down once, as a program that the backend runs. Each result
+row depends on its own token (and in attention on the keys and values before it) alone, so batching changes no bit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,42 +17,55 @@ from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import Backend, KVLayer, PackedWeight
 from ramet.kernels.program import (
     AS_IT_IS,
+    Add,
     AsItIs,
     Attend,
     Embed,
+    GeluMul,
     Heads,
     Load,
     Program,
     Project,
     ProjectAdd,
+    Prologue,
     Register,
     RmsNorm,
     RotateAndStore,
+    Scale,
     SiluMul,
+    SoftCap,
     Step,
     TakeRows,
     TokenFeed,
 )
 from ramet.model.rope import RopeTable
-from ramet.model.spec import Checkpoint, ModelSpec, Progress, Tensors, silent
+from ramet.model.spec import Activation, Checkpoint, LayerSpec, ModelSpec, Progress, Tensors, silent
 
 __all__ = ["Decoder"]
+
+_GATES: Mapping[Activation, Prologue] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer's weights, in the backend's layout: q, k and v in one product, gate and up in another."""
+    """One layer's weights, in the backend's layout: q, k and v in one product, gate and up in another.
 
-    attn_norm: RmsNorm
+    ``*_after`` is done to what attention and MLP give before it is added to the residual.
+    """
+
+    spec: LayerSpec
+    attn_norm: AsItIs | RmsNorm
     qkv: PackedWeight
     qkv_bias: Float32 | None
     out: PackedWeight
     out_bias: Float32 | None
     q_norm: AsItIs | RmsNorm
     k_norm: AsItIs | RmsNorm
-    mlp_norm: RmsNorm
+    attn_after: AsItIs | Scale | RmsNorm
+    mlp_norm: AsItIs | RmsNorm
     gate_up: PackedWeight
     down: PackedWeight
+    mlp_after: AsItIs | Scale | RmsNorm
 
     @property
     def packed(self) -> dict[str, PackedWeight]:
@@ -72,16 +84,16 @@ class Decoder:
         spec, tensors = checkpoint.spec, checkpoint.tensors
         self.spec: ModelSpec = spec
         self._backend = backend
-        self._rope = RopeTable(spec.rope)
+        self._rope = RopeTable(layer.rope for layer in spec.layers)
         layers: list[_Layer] = []
         for i, layer in enumerate(_pack_layers(spec, tensors, backend)):
             layers.append(layer)
             progress("packing weights", i + 1, spec.num_layers + 1)
-        final_norm = RmsNorm(tensors.vector("final_norm"), spec.rms_eps)
+        final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
         embed = backend.pack([tensors.matrix("embed")])
         head = embed if spec.tie_embeddings else backend.pack([tensors.matrix("head")])
         progress("packing weights", spec.num_layers + 1, spec.num_layers + 1)
-        self._forward = backend.compile(_forward(spec, embed, layers))
+        self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
         self._logits = backend.compile(_logits(spec, final_norm, head))
         self._embed_nbytes = 0 if embed is head else embed.nbytes  # what is looked up alone
         self.products: Mapping[str, PackedWeight] = _products(layers, head)
@@ -119,61 +131,83 @@ class _Registers:
         self.qkv = Register(heads.width)
         self.mixed = Register(heads.q_width)
         self.gate_up = Register(2 * spec.intermediate_size)
+        self.branch = Register(spec.hidden_size)
 
 
-def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer]) -> Program:
+def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer], rope: RopeTable) -> Program:
     """From token ids to the wanted rows of the last layer."""
     heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
     every, wanted = _Registers(spec, heads), _Registers(spec, heads)
-    steps: list[Step] = [Embed(embed, every.x)]
+    steps: list[Step] = [Embed(embed, spec.embedding_scale, every.x)]
     for i, layer in enumerate(layers):
-        steps += _up_to_attention(layer, i, heads, every)
+        steps.append(Project(every.x, layer.attn_norm, layer.qkv, layer.qkv_bias, every.qkv))
+        steps.append(RotateAndStore(every.qkv, heads, layer.q_norm, layer.k_norm, rope.pairs(layer.spec.rope), i))
+        steps.append(Attend(every.qkv, heads, spec.attention_scale, i, every.mixed))
         if i + 1 < len(layers):
-            steps += _after_attention(layer, every)
+            steps += _after_attention(spec, layer, every)
     # From here on rows do not meet, so what nobody wants is left out.
-    steps += [TakeRows(every.x, wanted.x), TakeRows(every.mixed, wanted.mixed), *_after_attention(layers[-1], wanted)]
+    steps += [TakeRows(every.x, wanted.x), TakeRows(every.mixed, wanted.mixed), *_after_attention(spec, layers[-1], wanted)]
     return Program(tuple(steps), wanted.x)
 
 
-def _up_to_attention(layer: _Layer, index: int, heads: Heads, at: _Registers) -> Iterator[Step]:
-    yield Project(at.x, layer.attn_norm, layer.qkv, layer.qkv_bias, at.qkv)
-    yield RotateAndStore(at.qkv, heads, layer.q_norm, layer.k_norm, index)
-    yield Attend(at.qkv, heads, 1.0 / math.sqrt(heads.head_dim), index, at.mixed)
-
-
-def _after_attention(layer: _Layer, at: _Registers) -> Iterator[Step]:
-    yield ProjectAdd(at.mixed, AS_IT_IS, layer.out, layer.out_bias, at.x)
+def _after_attention(spec: ModelSpec, layer: _Layer, at: _Registers) -> Iterator[Step]:
+    yield from _add_product(at.mixed, AS_IT_IS, layer.out, layer.out_bias, layer.attn_after, at)
     yield Project(at.x, layer.mlp_norm, layer.gate_up, None, at.gate_up)
-    yield ProjectAdd(at.gate_up, SiluMul(), layer.down, None, at.x)
+    yield from _add_product(at.gate_up, _GATES[spec.activation], layer.down, None, layer.mlp_after, at)
+
+
+def _add_product(
+    source: Register,
+    prologue: Prologue,
+    weight: PackedWeight,
+    bias: Float32 | None,
+    after: AsItIs | Scale | RmsNorm,
+    at: _Registers,
+) -> Iterator[Step]:
+    """x += after(product)"""
+    if isinstance(after, AsItIs):
+        yield ProjectAdd(source, prologue, weight, bias, at.x)
+    else:
+        yield Project(source, prologue, weight, bias, at.branch)
+        yield Add(at.branch, after, at.x)
 
 
 def _logits(spec: ModelSpec, final_norm: RmsNorm, head: PackedWeight) -> Program:
     hidden, logits = Register(spec.hidden_size), Register(spec.vocab_size)
-    return Program((Load(hidden), Project(hidden, final_norm, head, None, logits)), logits)
+    caps = () if spec.logit_cap is None else (SoftCap(logits, spec.logit_cap),)
+    return Program((Load(hidden), Project(hidden, final_norm, head, None, logits), *caps), logits)
 
 
 def _pack_layers(spec: ModelSpec, tensors: Tensors, backend: Backend) -> Iterator[_Layer]:
-    for i in range(spec.num_layers):
+    for i, layer in enumerate(spec.layers):
         prefix = f"layers.{i}."
 
         def vector(name: str, prefix: str = prefix) -> Float32:
             return tensors.vector(prefix + name)
 
-        def norm(name: str, prefix: str = prefix) -> RmsNorm:
-            return RmsNorm(tensors.vector(prefix + name), spec.rms_eps)
+        def norm(name: str, is_there: bool, prefix: str = prefix) -> AsItIs | RmsNorm:
+            return RmsNorm(tensors.vector(prefix + name), spec.rms_eps) if is_there else AS_IT_IS
+
+        def after(name: str, prefix: str = prefix) -> AsItIs | Scale | RmsNorm:
+            if spec.norms != "before":
+                return RmsNorm(tensors.vector(prefix + name) * np.float32(spec.residual_scale), spec.rms_eps)
+            return AS_IT_IS if spec.residual_scale == 1.0 else Scale(spec.residual_scale)
 
         def pack(*names: str, prefix: str = prefix) -> PackedWeight:
             return backend.pack([tensors.matrix(prefix + name) for name in names])
 
         yield _Layer(
-            attn_norm=norm("attn_norm"),
+            spec=layer,
+            attn_norm=norm("attn_norm", spec.norms != "after"),
             qkv=pack("q", "k", "v"),
             qkv_bias=np.concatenate([vector("q_bias"), vector("k_bias"), vector("v_bias")]) if spec.qkv_bias else None,
             out=pack("o"),
             out_bias=vector("o_bias") if spec.output_bias else None,
-            q_norm=norm("q_norm") if spec.qk_norm else AS_IT_IS,
-            k_norm=norm("k_norm") if spec.qk_norm else AS_IT_IS,
-            mlp_norm=norm("mlp_norm"),
+            q_norm=norm("q_norm", spec.qk_norm != "none"),
+            k_norm=norm("k_norm", spec.qk_norm != "none"),
+            attn_after=after("attn_post_norm"),
+            mlp_norm=norm("mlp_norm", spec.norms != "after"),
             gate_up=pack("gate", "up"),
             down=pack("down"),
+            mlp_after=after("mlp_post_norm"),
         )

@@ -6,12 +6,12 @@ Anything that is not in these tables is refused by name: a wrong guess gives flu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ramet.errors import ModelError
 from ramet.model.files import few
-from ramet.model.spec import ModelSpec
+from ramet.model.spec import HeadNorms, ModelSpec, Norms
 
 __all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Expected", "Family", "Naming", "check_tensors", "expected_tensors", "family_of"]
 
@@ -19,33 +19,65 @@ Naming = Literal["hf", "gguf"]
 Bias = Literal["never", "always", "by_file"]  # by_file: config.json's attention_bias, or the tensor's presence in a GGUF
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Switches of one family.
 
-    ``gguf_interleaved``: its GGUF files store q and k rows so that rotary pairs are neighbours; Ramet rotates halves.
-    ``default_theta``: rotary base where a config has none, for families whose early configs had none.
+    ``hf_names`` and ``gguf_names``: where a role's tensor has another name than in Llama's files; roles with one name are rows
+    of one tensor, one role after another. ``gguf_interleaved``: its GGUF files store q and k rows so that rotary pairs are
+    neighbours; Ramet rotates halves. ``hf_norm_offset``: what folders leave out of every norm's weight.
+
+    ``default_theta``: rotary base where a config has none, for families whose early configs had none. ``no_rope_every``: every so
+    many layers one does not rotate, unless the file says otherwise. ``has_multipliers``: Granite's four scales.
     """
 
-    qkv_bias: Bias
-    output_bias: Bias
-    qk_norm: bool = False
+    qkv_bias: Bias = "never"
+    output_bias: Bias = "never"
+    qk_norm: HeadNorms = "none"
+    norms: Norms = "before"
+    hf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
+    hf_norm_offset: float = 0.0
     default_theta: float | None = None
+    no_rope_every: int = 0
+    may_rotate_partly: bool = False
+    has_multipliers: bool = False
 
 
 _LLAMA = Family(qkv_bias="by_file", output_bias="by_file", gguf_interleaved=True, default_theta=10_000.0)
-_MISTRAL = Family(qkv_bias="never", output_bias="never")
-_QWEN2 = Family(qkv_bias="always", output_bias="never")
-_QWEN3 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm=True)
+_PHI3 = Family(
+    default_theta=10_000.0,
+    may_rotate_partly=True,
+    hf_names=dict.fromkeys("qkv", "model.layers.{}.self_attn.qkv_proj.weight")
+    | dict.fromkeys(("gate", "up"), "model.layers.{}.mlp.gate_up_proj.weight"),
+    gguf_names=dict.fromkeys("qkv", "blk.{}.attn_qkv.weight") | dict.fromkeys(("gate", "up"), "blk.{}.ffn_up.weight"),
+)
+_QWEN2 = Family(qkv_bias="always")
+_QWEN3 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="head")
+_OLMO2 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="whole", norms="after", default_theta=10_000.0)
+_GRANITE = replace(_LLAMA, has_multipliers=True)
+_SMOLLM3 = replace(_LLAMA, no_rope_every=4)
 
 HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _MISTRAL,
+    "MistralForCausalLM": Family(),
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN3,
+    "Phi3ForCausalLM": _PHI3,
+    "SmolLM3ForCausalLM": _SMOLLM3,
+    "GraniteForCausalLM": _GRANITE,
+    "Olmo2ForCausalLM": _OLMO2,
 }
-GGUF_FAMILIES: Mapping[str, Family] = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
+GGUF_FAMILIES: Mapping[str, Family] = {
+    "llama": _LLAMA,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "phi3": _PHI3,
+    "smollm3": _SMOLLM3,
+    "granite": _GRANITE,
+    "olmo2": _OLMO2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +96,22 @@ _TOP: Mapping[str, _Role] = {
     "head": _Role("lm_head.weight", "output.weight", "VH", lambda spec: not spec.tie_embeddings),
 }
 _HF, _GGUF = "model.layers.{}.", "blk.{}."
+
+
+def _has_norm_before(spec: ModelSpec) -> bool:
+    return spec.norms != "after"
+
+
+def _has_norm_after(spec: ModelSpec) -> bool:
+    return spec.norms != "before"
+
+
+def _has_qk_norm(spec: ModelSpec) -> bool:
+    return spec.qk_norm != "none"
+
+
 _LAYER: Mapping[str, _Role] = {
-    "attn_norm": _Role(_HF + "input_layernorm.weight", _GGUF + "attn_norm.weight", "H"),
+    "attn_norm": _Role(_HF + "input_layernorm.weight", _GGUF + "attn_norm.weight", "H", _has_norm_before),
     "q": _Role(_HF + "self_attn.q_proj.weight", _GGUF + "attn_q.weight", "QH"),
     "k": _Role(_HF + "self_attn.k_proj.weight", _GGUF + "attn_k.weight", "KH"),
     "v": _Role(_HF + "self_attn.v_proj.weight", _GGUF + "attn_v.weight", "KH"),
@@ -74,21 +120,28 @@ _LAYER: Mapping[str, _Role] = {
     "k_bias": _Role(_HF + "self_attn.k_proj.bias", _GGUF + "attn_k.bias", "K", lambda spec: spec.qkv_bias),
     "v_bias": _Role(_HF + "self_attn.v_proj.bias", _GGUF + "attn_v.bias", "K", lambda spec: spec.qkv_bias),
     "o_bias": _Role(_HF + "self_attn.o_proj.bias", _GGUF + "attn_output.bias", "H", lambda spec: spec.output_bias),
-    "q_norm": _Role(_HF + "self_attn.q_norm.weight", _GGUF + "attn_q_norm.weight", "D", lambda spec: spec.qk_norm),
-    "k_norm": _Role(_HF + "self_attn.k_norm.weight", _GGUF + "attn_k_norm.weight", "D", lambda spec: spec.qk_norm),
-    "mlp_norm": _Role(_HF + "post_attention_layernorm.weight", _GGUF + "ffn_norm.weight", "H"),
+    "q_norm": _Role(_HF + "self_attn.q_norm.weight", _GGUF + "attn_q_norm.weight", "q", _has_qk_norm),
+    "k_norm": _Role(_HF + "self_attn.k_norm.weight", _GGUF + "attn_k_norm.weight", "k", _has_qk_norm),
+    "attn_post_norm": _Role(_HF + "post_attention_layernorm.weight", _GGUF + "post_attention_norm.weight", "H", _has_norm_after),
+    "mlp_norm": _Role(_HF + "post_attention_layernorm.weight", _GGUF + "ffn_norm.weight", "H", _has_norm_before),
     "gate": _Role(_HF + "mlp.gate_proj.weight", _GGUF + "ffn_gate.weight", "FH"),
     "up": _Role(_HF + "mlp.up_proj.weight", _GGUF + "ffn_up.weight", "FH"),
     "down": _Role(_HF + "mlp.down_proj.weight", _GGUF + "ffn_down.weight", "HF"),
+    "mlp_post_norm": _Role(_HF + "post_feedforward_layernorm.weight", _GGUF + "post_ffw_norm.weight", "H", _has_norm_after),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Where a tensor stands in the file, and its shape in rows and columns."""
+    """Where a tensor stands: rows (or numbers) of the file's tensor from ``first_row`` on, and its shape in rows and columns."""
 
     file_name: str
     shape: tuple[int, ...]
+    first_row: int = 0
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.shape[0])
 
 
 def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Family:
@@ -101,18 +154,26 @@ def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Fam
 def expected_tensors(spec: ModelSpec, naming: Naming) -> dict[str, Expected]:
     """Every tensor that a model of this shape has, by its name in Ramet (``embed``, ``layers.3.q``)."""
     sizes = _sizes(spec)
+    family = (HF_FAMILIES if naming == "hf" else GGUF_FAMILIES)[spec.architecture]
+    own_names = family.hf_names if naming == "hf" else family.gguf_names
+    found: dict[str, Expected] = {}
+    taken: dict[str, int] = {}  # rows of a file's tensor that roles have, so far
 
-    def expected(role: _Role, layer: int) -> Expected:
-        return Expected(getattr(role, naming).format(layer), tuple(sizes[letter] for letter in role.shape))
+    def add(name: str, role_name: str, role: _Role, layer: int) -> None:
+        file_name = own_names.get(role_name, getattr(role, naming)).format(layer)
+        shape = tuple(sizes[letter] for letter in role.shape)
+        first_row = taken.get(file_name, 0)
+        found[name] = Expected(file_name, shape, first_row)
+        taken[file_name] = first_row + shape[0]
 
-    top = {name: expected(role, 0) for name, role in _TOP.items() if role.when(spec)}
-    layers = {
-        f"layers.{i}.{name}": expected(role, i)
-        for i in range(spec.num_layers)
-        for name, role in _LAYER.items()
-        if role.when(spec)
-    }
-    return top | layers
+    for name, role in _TOP.items():
+        if role.when(spec):
+            add(name, name, role, 0)
+    for i in range(spec.num_layers):
+        for name, role in _LAYER.items():
+            if role.when(spec):
+                add(f"layers.{i}.{name}", name, role, i)
+    return found
 
 
 def check_tensors(
@@ -122,7 +183,7 @@ def check_tensors(
 
     Raises ``ModelError`` with names and numbers.
     """
-    wanted = {one.file_name: one.shape for one in expected}
+    wanted = {one.file_name: (one.rows.stop, *one.shape[1:]) for one in expected}  # of several parts the last one stays
     missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ModelError(f"{where}: missing tensors: {few(missing)}")
@@ -135,11 +196,14 @@ def check_tensors(
 
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:
+    q, k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    one_norm = spec.qk_norm == "whole"
     return {
         "V": spec.vocab_size,
         "H": spec.hidden_size,
-        "Q": spec.num_heads * spec.head_dim,
-        "K": spec.num_kv_heads * spec.head_dim,
-        "D": spec.head_dim,
+        "Q": q,
+        "K": k,
+        "q": q if one_norm else spec.head_dim,
+        "k": k if one_norm else spec.head_dim,
         "F": spec.intermediate_size,
     }

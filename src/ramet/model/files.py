@@ -124,6 +124,16 @@ class Fields:
             raise self.fail(key, f"is a finite number over 0, not {value}")
         return float(value)
 
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """A list of ``length`` finite numbers over 0."""
+        values = self._get(key, None)
+        if not isinstance(values, list):
+            raise self.fail(key, f"is a list of numbers, not {shown(values, 60)}")
+        if len(values) != length:
+            raise self.fail(key, f"has {length} numbers, not {len(values)}")
+        each = Fields({f"{key}[{i}]": value for i, value in enumerate(values)}, self.where)
+        return tuple(each.number(f"{key}[{i}]") for i in range(length))
+
     def fraction(self, key: str) -> float:
         """A finite number, 0 or over."""
         return 0.0 if self._values.get(key) in (0, 0.0) else self.number(key)

@@ -48,27 +48,24 @@ class GGUFTensor:
     shape: tuple[int, ...]
     blocks: npt.NDArray[np.uint8]
 
-    def weight(self, row_order: npt.NDArray[np.intp] | None = None, dense: FloatFormat | None = None) -> Weight:
+    def weight(self, rows: npt.NDArray[np.intp] | slice = slice(None), dense: FloatFormat | None = None) -> Weight:
         """The matrix as the kernels hold it (``gguf_types.py``), or its own values rounded once to the format ``dense``.
 
-        With ``row_order``, row n is the file's row ``row_order[n]``. Float types stay views where they can. Raises ``ModelError``
-        where a scale is not finite or does not fit.
+        ``rows`` are some of the file's, in the order given. Float types stay views where they can. Raises ``ModelError`` where
+        a scale is not finite or does not fit.
         """
         type_ = self.type
         if isinstance(type_, FloatType):
-            raw = self.blocks if row_order is None else self.blocks[row_order]
-            weight = Weight(type_.format, np.ascontiguousarray(raw).view(type_.dtype))
+            weight = Weight(type_.format, np.ascontiguousarray(self.blocks[rows]).view(type_.dtype))
             return weight if dense is None else round_to(weight, dense)
-        matrix = self._coded(type_, row_order)
+        matrix = self._coded(type_, rows)
         return matrix.weight() if dense is None else matrix.dense(dense)
 
-    def _coded(self, type_: BlockType, row_order: npt.NDArray[np.intp] | None) -> CodedMatrix:
+    def _coded(self, type_: BlockType, rows: npt.NDArray[np.intp] | slice) -> CodedMatrix:
+        order = np.arange(len(self.blocks))[rows]
         blocks = self.blocks.reshape(len(self.blocks), -1, type_.block_bytes)
-        num_rows = len(blocks) if row_order is None else len(row_order)
-        shape = num_rows, blocks.shape[1] * type_.block
-        if row_order is None:
-            return CodedMatrix(self.name, shape, type_.format, lambda rows: type_.decode(blocks[rows]))
-        return CodedMatrix(self.name, shape, type_.format, lambda rows: type_.decode(blocks[row_order[rows]]))
+        shape = len(order), blocks.shape[1] * type_.block
+        return CodedMatrix(self.name, shape, type_.format, lambda some: type_.decode(blocks[order[some]]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

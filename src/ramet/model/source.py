@@ -23,7 +23,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
     """Find, fetch where needed, and open the model. Raises ``ModelError`` and ``ConfigError`` with one-line messages."""
     path = resolve(config.model, config.revision, progress)
-    checkpoint = load_folder(path) if path.is_dir() else load_gguf(path)
+    load = load_folder if path.is_dir() else load_gguf
+    checkpoint = load(path, config.max_model_len)
     if config.model is None:
         checkpoint = replace(checkpoint, generation_defaults=DEMO_DEFAULTS)
     return convert(checkpoint, config.dtype, config.quantization)

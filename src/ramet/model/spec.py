@@ -9,15 +9,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 
-__all__ = ["Checkpoint", "ModelSpec", "Progress", "RopeSpec", "Tensors", "TextSource", "silent"]
+__all__ = [
+    "NO_ROPE",
+    "Activation",
+    "Checkpoint",
+    "HeadNorms",
+    "LayerSpec",
+    "ModelSpec",
+    "Norms",
+    "Progress",
+    "RopeSpec",
+    "Tensors",
+    "TextSource",
+    "silent",
+]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
+
+Norms: TypeAlias = Literal["before", "after", "both"]
+"""Where attention and MLP have a norm: of what goes in, of what comes out before it is added, or of both."""
+
+HeadNorms: TypeAlias = Literal["none", "head", "whole"]
+"""The norms of q and k: none, one of each head, one of all heads together."""
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 _NO_VALUES: Mapping[str, object] = MappingProxyType({})
 _DTYPES: Mapping[WeightFormat, str] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}
@@ -29,15 +50,27 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary angles: pair i of a head turns by ``position * theta**(-2i / dim) / divisors[i]``.
+    """Rotary angles: pair i of a head turns by ``position * theta**(-2i / dim) / divisors[i]``; cosine and sine times ``scale``.
 
-    Every scaling that is supported (none, linear, llama3, factors stored in a GGUF file) is a constant divisor a pair, so the
-    kind of scaling is gone once the file is read. ``dim`` is the number of dims that turn; ``len(divisors) == dim / 2``.
+    Every scaling that is supported is a constant divisor a pair and a constant scale, so its kind is gone once the file is read.
+    ``dim`` is the number of dims that turn, the first ones of a head, 0 for none; ``len(divisors) == dim / 2``.
     """
 
     theta: float
     dim: int
     divisors: tuple[float, ...]
+    scale: float = 1.0
+
+
+NO_ROPE = RopeSpec(1.0, 0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """In what layers of one model differ: their rotary angles, and how many positions a token sees, itself among them."""
+
+    rope: RopeSpec
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +78,12 @@ class ModelSpec:
     """The shape of one decoder-only transformer and the switches in which families differ.
 
     ``architecture`` is the name in the file. ``eos_ids`` may be empty. Queries are ``num_heads * head_dim`` wide, which need not
-    be ``hidden_size``.
+    be ``hidden_size``. The scales multiply what is embedded, what attention and MLP add to the residual, scores, and logits. A
+    cap bends scores or logits: ``cap * tanh(x / cap)``.
     """
 
     architecture: str
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -58,13 +92,24 @@ class ModelSpec:
     vocab_size: int
     max_position: int
     rms_eps: float
-    rope: RopeSpec
     tie_embeddings: bool
-    qk_norm: bool = False
+    attention_scale: float
+    norms: Norms = "before"
+    qk_norm: HeadNorms = "none"
+    activation: Activation = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_cap: float | None = None
+    logit_cap: float | None = None
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from ramet.errors import ModelError
 from ramet.kernels.registry import make_backend
 from ramet.model.folder import load_folder
 from ramet.model.rope import linear_divisors
+from ramet.model.spec import NO_ROPE
 
 LLAMA = TINY_MODELS["llama"]
 TOKENS = [5, 80, 81, 200, 3]
@@ -62,7 +63,7 @@ def test_untied_without_a_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
 def test_b164_linear_scaling_under_both_keys(key: str, where: str, tmp_path: Path) -> None:
     folder = write(tmp_path, {where: {key: "linear", "factor": 2, "rope_theta": 5000.0, "finetuned": True}})
-    rope = load_folder(folder).spec.rope
+    rope = load_folder(folder).spec.layers[0].rope
     assert rope.divisors == linear_divisors(16, 2.0)
     assert rope.theta == 5000.0
 
@@ -70,8 +71,19 @@ def test_b164_linear_scaling_under_both_keys(key: str, where: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"type": "yarn", "factor": 4}, "rope_type 'yarn' is not supported"),
-        ({"rope_type": "dynamic", "factor": 4}, "rope_type 'dynamic' is not supported"),
+        ({"type": "ntk", "factor": 4}, "rope_type 'ntk' is not supported; supported: default, linear, dynamic, yarn"),
+        ({"rope_type": "dynamic"}, "factor is missing"),
+        ({"rope_type": "dynamic", "factor": -4}, "factor is a finite number over 0, not -4"),
+        ({"type": "yarn", "factor": 0}, "factor is a finite number over 0"),
+        ({"type": "yarn", "factor": 4, "beta_fast": 1}, "beta_slow 1.0 is not under beta_fast 1.0"),
+        ({"type": "yarn", "factor": 4, "rope_theta": 1.0}, "rope_theta 1.0 is not over 1"),
+        ({"type": "yarn", "factor": 4, "attention_factor": -1}, "attention_factor is a finite number over 0"),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 1}, "original_max_position_embeddings is from 2"),
+        ({"type": "yarn", "factor": 4, "truncate": 1}, "truncate is true or false"),
+        ({"type": "longrope", "short_factor": [1.0] * 8}, "long_factor is missing"),
+        ({"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}, "long_factor has 8 numbers, not 7"),
+        ({"type": "su", "short_factor": 1.0, "long_factor": [1.0] * 8}, "short_factor is a list of numbers, not 1.0"),
+        ({"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7 + [0]}, r"long_factor\[7\] is a finite number"),
         ({"factor": 4}, "factor is given, but no rope_type"),
         ({"type": "linear"}, "rope_scaling: factor is missing"),
         ({"type": "linear", "factor": 0}, "factor is a finite number over 0, not 0"),
@@ -110,7 +122,10 @@ def test_two_descriptions_of_the_angles(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias True is not supported"),
         ({"rope_interleaved": True}, "rope_interleaved True"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported in this architecture"),
+        ({"logits_scaling": 8.0}, "logits_scaling 8.0 is not supported"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier 0.2 is not supported"),
+        ({"attention_multiplier": 0.2}, "attention_multiplier is not supported"),
         ({"sliding_window": 128}, "sliding_window of 128 tokens is in use"),
         ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window of 128 tokens is in use"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types sliding_attention is not supported"),
@@ -173,12 +188,60 @@ def test_switches_of_each_family(tmp_path: Path) -> None:
     found = {name: load_folder(write_folder(m, tmp_path / name)).spec for name, m in TINY_MODELS.items()}
     switches = {n: (s.qkv_bias, s.output_bias, s.qk_norm, s.tie_embeddings, s.head_dim) for n, s in found.items()}
     assert switches == {
-        "llama": (False, False, False, False, 16),
-        "llama3": (False, False, False, False, 16),
-        "llama-linear": (True, True, False, False, 16),
-        "qwen2": (True, False, False, True, 16),
-        "qwen3": (False, False, True, True, 32),
+        "llama": (False, False, "none", False, 16),
+        "llama3": (False, False, "none", False, 16),
+        "llama-linear": (True, True, "none", False, 16),
+        "llama-dynamic": (False, False, "none", False, 16),
+        "qwen2": (True, False, "none", True, 16),
+        "qwen3": (False, False, "head", True, 32),
+        "qwen3-yarn": (False, False, "head", False, 32),
+        "phi3": (False, False, "none", False, 16),
+        "smollm3": (False, False, "none", True, 16),
+        "granite": (False, False, "none", True, 16),
+        "olmo2": (False, False, "whole", False, 16),
     }
+
+
+def test_longrope_goes_by_the_context_that_is_served(tmp_path: Path) -> None:
+    """Never by a request: a key has the same bits in a short request and in a long one."""
+    folder, scaling = write(tmp_path, model=TINY_MODELS["phi3"]), TINY_MODELS["phi3"].config["rope_scaling"]
+    for served, key in ((None, "long_factor"), (65, "long_factor"), (64, "short_factor"), (10, "short_factor")):
+        rope = load_folder(folder, served).spec.layers[0].rope
+        assert (rope.dim, list(rope.divisors)) == (12, scaling[key])
+        assert rope.scale == pytest.approx(1.1547005)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.05}, "partial_rotary_factor 0.05 is no even number of the 16 dims"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 is no even number"),
+        ("phi3", {"partial_rotary_factor": 1e300}, "partial_rotary_factor 1e.300 is no even number"),
+        ("phi3", {"partial_rotary_factor": -0.5}, "partial_rotary_factor is a finite number over 0"),
+        ("phi3", {"original_max_position_embeddings": 0}, "original_max_position_embeddings is from 2"),
+        ("phi3", {"intermediate_size": 97}, r"gate_up_proj\.weight is \[192, 64\], but the configuration makes it \[194, 64\]"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 4 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers is a list of 0 and 1"),
+        ("smollm3", {"no_rope_layers": "1111"}, "no_rope_layers is a list"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is from 1"),
+        ("granite", {"embedding_multiplier": 0}, "embedding_multiplier is a finite number over 0"),
+        ("granite", {"logits_scaling": -1.0}, "logits_scaling is a finite number over 0"),
+        ("granite", {"attention_multiplier": "x"}, "attention_multiplier is a number"),
+    ],
+)
+def test_what_is_refused_in_a_family(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_folder(write(tmp_path, changes, TINY_MODELS[name]))
+
+
+def test_layers_without_rotary_angles(tmp_path: Path) -> None:
+    def rotating(**changes: Any) -> list[bool]:
+        found = load_folder(write(tmp_path, changes, TINY_MODELS["smollm3"])).spec
+        return [layer.rope is not NO_ROPE for layer in found.layers]
+
+    assert rotating() == [True, True, True, False]
+    assert rotating(no_rope_layer_interval=2) == [True, False, True, False]
+    assert rotating(no_rope_layers=[0, 1, 1, 0], no_rope_layer_interval=2) == [False, True, True, False]
 
 
 def test_eos_ids_of_generation_config_win(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ramet.model.folder import load_folder
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_model import load_gguf
 from ramet.model.quant import convert, dequantize
+from ramet.model.spec import ModelSpec
 
 LLAMA = TINY_MODELS["llama"]
 
@@ -40,9 +42,14 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_same_tensors_and_shape_as_the_folder(name: str, tmp_path: Path) -> None:
     folder = load_folder(write_folder(TINY_MODELS[name], tmp_path / "folder"))
     file = load_gguf(write_gguf(TINY_MODELS[name], tmp_path / "model.gguf"))
-    for field in ("num_layers", "num_kv_heads", "head_dim", "tie_embeddings", "qkv_bias", "output_bias", "qk_norm", "eos_ids"):
-        assert getattr(file.spec, field) == getattr(folder.spec, field), field
-    assert np.allclose(file.spec.rope.divisors, folder.spec.rope.divisors, rtol=1e-7)
+    same = dict.fromkeys(("architecture", "layers"))
+    for field in dataclasses.fields(ModelSpec):
+        one, other = (same.get(field.name, getattr(c.spec, field.name)) for c in (file, folder))
+        assert one == pytest.approx(other) if isinstance(other, float) else one == other, field.name
+    for one, other in zip(file.spec.layers, folder.spec.layers, strict=True):
+        assert (one.window, one.rope.theta, one.rope.dim) == (other.window, other.rope.theta, other.rope.dim)
+        assert np.allclose(one.rope.divisors, other.rope.divisors, rtol=1e-7)
+        assert np.isclose(one.rope.scale, other.rope.scale)
     for i in range(folder.spec.num_layers):
         for letter in "qkvo":
             tensor = f"layers.{i}.{letter}"
@@ -78,7 +85,7 @@ def test_b166_optional_keys_may_be_absent(edited: Any) -> None:
     absent = ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base", "vocab_size")
     changes = {f"llama.{key}": None for key in absent} | {"tokenizer.ggml.eos_token_id": None, "tokenizer.ggml.tokens": None}
     spec = edited(changes).spec
-    assert (spec.head_dim, spec.rope.theta, spec.vocab_size, spec.eos_ids) == (16, 10_000.0, 304, ())
+    assert (spec.head_dim, spec.layers[0].rope.theta, spec.vocab_size, spec.eos_ids) == (16, 10_000.0, 304, ())
 
 
 def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
@@ -106,7 +113,12 @@ def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
         ({"llama.embedding_length": 128}, r"is \[304, 64\], but the configuration makes it \[304, 128\]"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "finite number over 0"),
         ({"llama.rope.freq_base": float("inf")}, r"llama\.rope\.freq_base is a finite number"),
-        ({"llama.rope.scaling.type": "yarn"}, "'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "yarn"}, r"rope\.scale_linear is missing"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0}, "factor is a finite number over 0"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.freq_base": 1.0}, "not over 1"),
+        ({"llama.rope.scaling.type": "mrope"}, "'mrope' is not supported"),
+        ({"llama.rope.scaling.attn_factor": float("nan")}, "attn_factor is a finite number"),
+        ({"llama.attention.scale": -1.0}, r"llama\.attention\.scale"),
         ({"llama.rope.scaling.type": "linear"}, r"rope\.scale_linear is missing"),
         ({"llama.expert_count": 8}, r"llama\.expert_count 8 is not supported; only 0"),
         ({"llama.attention.sliding_window": 128}, "of 128 tokens is in use"),
@@ -132,13 +144,14 @@ def test_linear_scaling_under_each_name(edited: Any) -> None:
         {"llama.rope.scaling.factor": 4.0},
         {"llama.rope.scale_linear": 4.0},
     ):
-        assert edited(changes).spec.rope.divisors == (4.0,) * 8
-    assert edited({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).spec.rope.divisors == (1.0,) * 8
+        assert edited(changes).spec.layers[0].rope.divisors == (4.0,) * 8
+    unscaled = edited({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0})
+    assert unscaled.spec.layers[0].rope.divisors == (1.0,) * 8
 
 
 def test_stored_rope_factors(tmp_path: Path) -> None:
     """B163 in GGUF files: llama3 scaling is a tensor there."""
-    divisors = load_gguf(write_gguf(TINY_MODELS["llama3"], tmp_path / "m.gguf")).spec.rope.divisors
+    divisors = load_gguf(write_gguf(TINY_MODELS["llama3"], tmp_path / "m.gguf")).spec.layers[0].rope.divisors
     assert divisors[0] == 1
     assert divisors[-1] == 4
     assert 1 < divisors[2] < 4

@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(
     logits = OneSequence(load(name, tmp_path), backend).feed(GOLDEN["prompt"])
     for position, expected in zip(GOLDEN["positions"], GOLDEN["models"][name]["logits"], strict=True):
         wanted = np.array(expected, np.float32)
-        error = np.abs(logits[position] - wanted).max() / np.abs(wanted).max()
+        error = np.abs(logits[position, :: GOLDEN["every"]] - wanted).max() / np.abs(wanted).max()
         assert error < TOLERANCE, f"position {position}: {error:.2g}"
 
 
