@@ -1,4 +1,4 @@
-"""The two ports of the engine, time and device, and the faces of what a sequence carries: a cache lock, a matcher."""
+"""The two ports of the engine, time and device, and the faces of what a sequence carries: a cache lock, a matcher, a drafter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["CacheLock", "Clock", "Grammars", "Matcher", "Runner"]
+__all__ = ["CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Runner"]
 
 
 class Clock(Protocol):
@@ -57,12 +57,35 @@ class Matcher(Protocol):
         """Go on by a token that the mask allowed and that does not end the output."""
         ...
 
+    def validate(self, token_ids: list[int]) -> int:
+        """How many of these tokens, from the first on, could be accepted one after another. Changes nothing."""
+        ...
+
+    def forced_bytes(self) -> bytes:
+        """What every text that can come from here begins with; empty where there is more than one way on. Changes nothing.
+
+        It may stop short of all that is forced, and may be cut inside a character.
+        """
+        ...
+
     def rollback(self, num_tokens: int) -> None:
         """Take the last ``num_tokens`` back."""
         ...
 
     def fork(self) -> Matcher:
         """Another one at the same place."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses how one sequence goes on, for the model to verify: a good guess saves steps, a bad one costs rows, none costs bits."""
+
+    def propose(self, most: int) -> list[int]:
+        """Up to ``most`` tokens that may come next. Those of a sequence with a grammar can be accepted one after another."""
+        ...
+
+    def learn(self, num_proposed: int, token_ids: list[int]) -> None:
+        """What came: a step verified that many proposed tokens, and the sequence went on by these."""
         ...
 
 

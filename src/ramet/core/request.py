@@ -12,7 +12,7 @@ from ramet.core.ids import Float32, Int32, IntBuffer, RequestId, SeqId
 from ramet.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from ramet.core.ports import CacheLock, Matcher
+    from ramet.core.ports import CacheLock, Drafter, Matcher
 
 __all__ = ["FinishReason", "Namespace", "Request", "Sequence", "SequenceState"]
 
@@ -95,6 +95,7 @@ class Sequence:
     pages: IntBuffer = field(default_factory=IntBuffer)
     lock: CacheLock | None = None
     matcher: Matcher | None = None  # where it stands in its grammar, all its output tokens accepted
+    drafter: Drafter | None = None
     state: SequenceState = SequenceState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None  # why it finished so, where that is "error"

@@ -56,6 +56,16 @@ class GuidanceMatcher:
         self._guide.consume_token(token_id)
         self._check()
 
+    def validate(self, token_ids: list[int]) -> int:
+        count = self._guide.validate_tokens(token_ids)
+        self._check()
+        return count
+
+    def forced_bytes(self) -> bytes:
+        forced = self._guide.compute_ff_bytes()
+        self._check()
+        return forced
+
     def rollback(self, num_tokens: int) -> None:
         self._guide.rollback(num_tokens)
         self._check()
