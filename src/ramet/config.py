@@ -24,6 +24,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Quantization = Literal["int8", "int4"]
 PrefixCacheKind = Literal["radix", "hash", "none"]
 PolicyName = Literal["fcfs", "longest-prefix"]
+DraftKind = Literal["none", "ngram"]
+Switch = Literal["on", "off"]
 KVDtype = Literal["auto", "float32", "bfloat16"]
 MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
@@ -107,6 +109,13 @@ class SchedulerConfig:
     chunked_prefill_size: int | None = _option(
         256, "prompt tokens a step", "Of one prompt; of all together while answers are being written, which wait for them."
     )
+    jump_forward: Switch = _option(
+        "on", "forced text at once", "Text that a grammar forces is verified in one step, not token by token; no answer changes."
+    )
+    speculative: DraftKind = _option(
+        "none", "none or ngram", "ngram guesses from what stands in the prompt or in the cache; no answer changes, only speed."
+    )
+    num_speculative_tokens: int = _option(8, "guesses in a row", "Of ngram, for one sequence and step, at most.")
     max_queued_requests: int = _option(
         1024, "most waiting requests", "Further ones are refused, with status 429 and when to retry."
     )
@@ -116,7 +125,9 @@ class SchedulerConfig:
         object.__setattr__(self, "schedule_policy", _POLICY_ALIASES.get(policy, policy) if isinstance(policy, str) else policy)
         _one_of("schedule_policy", self.schedule_policy, get_args(PolicyName))
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
-        for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests"):
+        _one_of("jump_forward", self.jump_forward, get_args(Switch))
+        _one_of("speculative", self.speculative, get_args(DraftKind))
+        for name in ("max_running_seqs", "max_batch_tokens", "max_queued_requests", "num_speculative_tokens"):
             _at_least(name, getattr(self, name), 1, optional=False)
         if self.max_batch_tokens < self.max_running_seqs:
             raise ConfigError(

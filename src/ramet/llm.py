@@ -17,6 +17,7 @@ from rich.progress import Progress as ProgressBar
 
 from ramet.config import (
     CacheConfig,
+    DraftKind,
     Dtype,
     EngineConfig,
     KVDtype,
@@ -26,6 +27,7 @@ from ramet.config import (
     Quantization,
     RunnerConfig,
     SchedulerConfig,
+    Switch,
 )
 from ramet.core.ids import RequestId
 from ramet.core.sampling import SamplingParams
@@ -79,6 +81,9 @@ class LLM:
         max_running_seqs: int = 64,
         max_batch_tokens: int = 2048,
         schedule_policy: PolicyName = "fcfs",
+        jump_forward: Switch = "on",
+        speculative: DraftKind = "none",
+        num_speculative_tokens: int = 8,
         revision: str | None = None,
         isa: str | None = None,
         progress: Progress = silent,
@@ -104,6 +109,9 @@ class LLM:
                 max_running_seqs=max_running_seqs,
                 max_batch_tokens=max_batch_tokens,
                 chunked_prefill_size=chunked_prefill_size,
+                jump_forward=jump_forward,
+                speculative=speculative,
+                num_speculative_tokens=num_speculative_tokens,
                 max_queued_requests=2**31,  # whoever calls with a long list waits for it
             ),
             runner=RunnerConfig(threads=threads, isa=isa),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.oracle import Oracle
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, RequestOutput, SamplingParams
@@ -31,7 +32,7 @@ _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "chunk": (7, 64, None),
     "batch": (1, 8),
     "threads": (1, 2),
-    "what": ("plain", "warm", "preempted", "forked"),
+    "what": ("plain", "warm", "preempted", "forked", "drafted"),
 }
 # One of each mechanism: biases, parts that rotate and fused tensors, layers without rotary angles, scales, norms after.
 _FAMILIES = ("qwen2", "phi3", "smollm3", "granite", "olmo2")
@@ -221,8 +222,12 @@ def _compare(cell: Cell, models: Models) -> None:
         options["max_running_seqs"] = max(2, cell["batch"])  # it takes two
     if cell["what"] == "preempted":
         options["max_total_tokens"] = _TIGHT_POOL[cell["page_size"]]
+    baseline = models.baseline(cell)
     with models.llm(cell, **options) as llm:
-        assert _ANSWERS[cell["what"]](Bench(llm, cell)) == models.baseline(cell)
+        if cell["what"] == "drafted":
+            assert _drafted(Bench(llm, cell), [list(answer[0]) for answer in baseline]) == baseline
+        else:
+            assert _ANSWERS[cell["what"]](Bench(llm, cell)) == baseline
 
 
 def _plain(bench: Bench) -> list[tuple[Any, ...]]:
@@ -304,6 +309,23 @@ def _forked(bench: Bench) -> list[tuple[Any, ...]]:
         engine.step()
         answers.append(bits(output))
     return answers
+
+
+def _drafted(bench: Bench, expected: list[list[int]]) -> list[tuple[Any, ...]]:
+    """The probes and their mates at once, with guesses of which most hold: several tokens a step, and some taken back."""
+    made: list[Oracle] = []
+
+    def drafter(seq: Sequence) -> Oracle | None:
+        if seq.seq_id < len(expected):
+            made.append(Oracle(seq, expected[seq.seq_id], _VOCAB))
+            return made[-1]
+        return None
+
+    bench.engine._scheduler._drafters = drafter
+    outputs = _at_once(bench)
+    assert sum(one.num_right for one in made) > sum(map(len, expected)) // 3
+    assert sum(one.num_wrong for one in made) > 0
+    return [bits(output) for output in outputs]
 
 
 _ANSWERS = {"plain": _plain, "warm": _warm, "preempted": _preempted, "forked": _forked}

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from support.engines import CACHES, EOS_IDS, Bench
+from support.engines import CACHES, EOS_IDS, VOCAB_SIZE, Bench, ColdAnswers
+from support.oracle import oracles
 
 from ramet.errors import ContextTooLong
+from ramet.schedule.drafts import no_drafts
 
 POOL_TOKENS = 64
 STEPS = 55
@@ -50,8 +52,9 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "longest-prefix"]),
         chunk=st.sampled_from([3, 16, None]),
         max_running=st.sampled_from([2, 5]),
+        guesses=st.booleans(),
     )
-    def build(self, policy: str, chunk: int | None, max_running: int) -> None:
+    def build(self, policy: str, chunk: int | None, max_running: int, guesses: bool) -> None:
         self.bench = Bench(
             cache=self.cache,
             page_size=self.page_size,
@@ -60,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
             chunked_prefill_size=chunk,
             max_running_seqs=max_running,
             max_batch_tokens=20,
+            drafters=oracles(ColdAnswers(), VOCAB_SIZE) if guesses else no_drafts,
         )
 
     @rule(prompt=prompts, sampling=samplings, priority=st.sampled_from([0, 0, 0, 1]))
@@ -87,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(live))
         wanted = (sampling or {"max_tokens": parent.request.max_tokens})["max_tokens"]
         if len(parent.tokens) + wanted > POOL_TOKENS:
-            with pytest.raises(ContextTooLong, match=f"takes {POOL_TOKENS}"):
+            with pytest.raises(ContextTooLong, match=f"holds {POOL_TOKENS}"):
                 self.bench.fork(parent.seq_id, **(sampling or {}))
         else:
             self.bench.fork(parent.seq_id, **(sampling or {}))

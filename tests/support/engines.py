@@ -11,7 +11,7 @@ from ramet.config import PolicyName, SchedulerConfig
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.ports import Grammars
-from ramet.core.request import Request
+from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Limits
 from ramet.engine.engine import NO_GRAMMARS, Engine
@@ -24,6 +24,7 @@ from ramet.kv.prefix import PrefixCache
 from ramet.kv.radix import RadixCache
 from ramet.runner.fake import FakeRunner, VirtualClock, no_faults
 from ramet.schedule.build import Chunk, build_batch
+from ramet.schedule.drafts import Drafters, no_drafts
 from ramet.schedule.policy import make_policy
 from ramet.schedule.sampling_rows import SamplingRows
 from ramet.schedule.scheduler import Scheduler
@@ -61,7 +62,7 @@ class Answer:
 
 def built(step: int, page_size: int, chunks: list[Chunk], copies: PageCopies) -> Batch:
     """The batch of ``chunks``, their sequences' own sampling parameters in it."""
-    return build_batch(step, page_size, chunks, copies, SamplingRows().of([c.sequence for c in chunks if c.samples], None))
+    return build_batch(step, page_size, chunks, copies, SamplingRows().of([c for c in chunks if c.samples], None))
 
 
 def plain(one: TokenLogprobs) -> Logprob:
@@ -82,13 +83,14 @@ class Bench:
         seed: int = 0,
         policy: PolicyName = "fcfs",
         grammars: Grammars = NO_GRAMMARS,
+        drafters: Drafters = no_drafts,
         **config: Any,
     ) -> None:
         self.config = SchedulerConfig(schedule_policy=policy, **config)
         self.clock = VirtualClock()
         self.kv = KVManager(PagePool(num_pages), CACHES[cache](page_size), page_size)
         self.runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, self.clock, faults=faults)
-        self.scheduler = Scheduler(self.config, self.kv, make_policy(policy, self.kv))
+        self.scheduler = Scheduler(self.config, self.kv, make_policy(policy, self.kv), drafters)
         limits = Limits.of(VOCAB_SIZE, max_model_len, self.kv.fits)
         self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, limits, EOS_IDS, seed, grammars)
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
@@ -160,6 +162,19 @@ class Bench:
             told, expected_told = self.prompt_logprobs[request_id], alone.prompt_logprobs["request-0"]
             is_whole = any(answer.finish_reason in ("stop", "length") for answer in answers)
             assert told == (expected_told if is_whole else expected_told[: len(told)]), request_id
+
+
+class ColdAnswers:
+    """What sequences will answer, worked out once for each request: what an oracle needs to know."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Request, Bench]] = {}
+
+    def __call__(self, seq: Sequence) -> list[int]:
+        request = seq.request
+        if id(request) not in self._known:
+            self._known[id(request)] = (request, cold(request))
+        return self._known[id(request)][1].answers["request-0", seq.index].token_ids
 
 
 def cold(request: Request) -> Bench:

@@ -34,7 +34,8 @@ _GROUPS = {  # in the order of --help; those of the first line are in the short 
     ),
     "memory": (
         "kv_cache_memory max_running_seqs kv_cache_dtype",
-        "mem_fraction max_total_tokens max_batch_tokens chunked_prefill_size max_queued_requests",
+        "mem_fraction max_total_tokens max_batch_tokens chunked_prefill_size max_queued_requests speculative "
+        "num_speculative_tokens jump_forward",
     ),
     "cache": (
         "prefix_cache page_size share_cache",
@@ -50,8 +51,12 @@ _ALIASES = {
     "max_model_len": ["--context-length"],
     "max_running_seqs": ["--max-running-requests", "--max-num-seqs"],
     "max_batch_tokens": ["--max-num-batched-tokens"],
+    "num_speculative_tokens": ["--speculative-num-draft-tokens"],
 }
-_SHORTHANDS = {"prefix_cache": {"--no-enable-prefix-caching": "none", "--disable-radix-cache": "none"}}
+_SHORTHANDS = {
+    "prefix_cache": {"--no-enable-prefix-caching": "none", "--disable-radix-cache": "none"},
+    "jump_forward": {"--no-jump-forward": "off"},
+}
 _OTHER_VARIABLES = {"RAMET_CACHE", "RAMET_CONFIG", "RAMET_EXACT", "RAMET_SHARED"}  # the cache folder; two of the tests
 _OF_KUBERNETES = re.compile(r"RAMET_SERVICE_(HOST|PORT)\w*|RAMET_PORT_[0-9]+_\w+")  # set beside a service called "ramet"
 

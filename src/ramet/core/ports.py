@@ -78,14 +78,17 @@ class Matcher(Protocol):
 
 
 class Drafter(Protocol):
-    """Guesses how one sequence goes on, for the model to verify: a good guess saves steps, a bad one costs rows, none costs bits."""
+    """Guesses how one sequence goes on, for the model to verify. A good guess saves steps; a bad one costs rows, and no more."""
 
-    def propose(self, most: int) -> list[int]:
-        """Up to ``most`` tokens that may come next. Those of a sequence with a grammar can be accepted one after another."""
+    def propose(self, most: int, least: float) -> list[int]:
+        """Up to ``most`` tokens that may come next, as far as they are as likely as ``least`` to come all.
+
+        Those of a sequence with a grammar can be accepted one after another.
+        """
         ...
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
-        """What came: a step verified that many proposed tokens, and the sequence went on by these."""
+        """What came: a step verified that many proposed tokens, and the sequence went on by these, which it has by now."""
         ...
 
 

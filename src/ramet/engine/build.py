@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from ramet.config import EngineConfig, KVDtype
+from ramet.config import EngineConfig, KVDtype, SchedulerConfig
+from ramet.core.ports import Drafter
+from ramet.core.request import Sequence
 from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
@@ -25,9 +28,11 @@ from ramet.model.source import open_model
 from ramet.model.spec import Checkpoint, ModelSpec, Progress, TextSource, silent
 from ramet.runner.kv_tensors import allocate_kv, kv_bytes_per_token, num_pages_for
 from ramet.runner.local import LocalRunner
+from ramet.schedule.drafts import Drafters, no_drafts
 from ramet.schedule.policy import make_policy
 from ramet.schedule.scheduler import Scheduler
 from ramet.structured.compiler import GrammarCompiler, TokenTable
+from ramet.structured.jump import JumpForward, Speller
 from ramet.text.chat import ChatTemplate
 from ramet.text.tokenizer import Tokenizer
 
@@ -86,9 +91,10 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
     eos_ids = frozenset(spec.eos_ids or (text.tokenizer.eos_ids if text.tokenizer else ()))
+    drafters = _drafters(config.scheduler, text.tokenizer)
     engine = Engine(
         runner=LocalRunner(decoder, backend, layers, page_size),
-        scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv)),
+        scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv), drafters),
         kv=kv,
         clock=MonotonicClock(),
         limits=Limits.of(spec.vocab_size, max_model_len, kv.fits),
@@ -107,6 +113,26 @@ def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int)
     ids = range(tokenizer.vocab_size)
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
     return GrammarCompiler(TokenTable(pieces, frozenset(filter(tokenizer.is_special, ids)), frozenset(eos_ids), vocab_size))
+
+
+def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None) -> Drafters:
+    """Who guesses for a sequence: its grammar, where it has one."""
+    if tokenizer is None or config.jump_forward == "off":
+        return no_drafts
+    speller = Speller(partial(_encode_bytes, tokenizer), [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)])
+
+    def drafter(seq: Sequence) -> Drafter | None:
+        return None if seq.matcher is None else JumpForward(seq, seq.matcher, speller)
+
+    return drafter
+
+
+def _encode_bytes(tokenizer: Tokenizer, text: bytes) -> list[int]:
+    """Tokens of the whole characters at the beginning."""
+    try:
+        return tokenizer.encode(text.decode(), add_special_tokens=False, parse_special=False)
+    except UnicodeDecodeError as error:
+        return _encode_bytes(tokenizer, text[: error.start]) if error.start else []
 
 
 def _context_length(asked: int | None, model_limit: int) -> int:

@@ -164,6 +164,10 @@ class KVManager:
         rows = np.array(self._copies, np.int32).reshape(-1, 3)
         return PageCopies(rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy())
 
+    def books(self, seq: Sequence) -> tuple[object, ...]:
+        """What a call for ``seq`` that failed must have left as it was, for the fault to be that sequence's alone."""
+        return self.pool.num_free, self.cache.stats(), len(seq.pages), seq.lock
+
     def flush(self) -> int:
         """Forget all cached KV that no sequence uses. Returns the number of pages freed."""
         pages = self.cache.flush()

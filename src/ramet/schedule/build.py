@@ -19,10 +19,11 @@ __all__ = ["Chunk", "build_batch", "indptr_of"]
 
 
 class Chunk(NamedTuple):
-    """One sequence's share of a step: ``num_tokens`` tokens from position ``start``.
+    """One sequence's share of a step: ``num_tokens`` known tokens from position ``start``, and ``drafts``, guesses behind them.
 
-    ``samples``: the chunk reaches the last known token and the next one is wanted. ``first_prompt_logprob`` and
-    ``num_prompt_logprobs`` say for which prompt positions logprobs are wanted; the row before a position gives them.
+    ``samples``: the chunk reaches the last known token and the next one is wanted; only then may there be drafts, and behind
+    each of them the next one is wanted too. ``first_prompt_logprob`` and ``num_prompt_logprobs`` say for which prompt positions
+    logprobs are wanted; the row before a position gives them.
     """
 
     sequence: Sequence
@@ -31,19 +32,25 @@ class Chunk(NamedTuple):
     samples: bool
     first_prompt_logprob: int = 0
     num_prompt_logprobs: int = 0
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
+        """Where its known tokens end."""
         return self.start + self.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tokens + len(self.drafts)
 
 
 def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: PageCopies, sampling: RowSampling) -> Batch:
-    """Lay ``chunks`` out one after another. Each sequence's pages must cover its chunk's end.
+    """Lay ``chunks`` out one after another. Each sequence's pages must cover its chunk's end, drafts included.
 
-    ``sampling`` has a row for each chunk that samples.
+    ``sampling`` has a row for each chunk that samples, and one for each draft.
     """
-    ends = [c.start + c.num_tokens for c in chunks]
-    query_indptr = indptr_of([c.num_tokens for c in chunks])
+    ends = [c.start + c.num_rows for c in chunks]
+    query_indptr = indptr_of([c.num_rows for c in chunks])
     context_lens = np.array(ends, np.int32)
     tables = [c.sequence.pages.view(0, -(-end // page_size)) for c, end in zip(chunks, ends, strict=True)]
     page_indptr = indptr_of(map(len, tables))
@@ -62,12 +69,12 @@ def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: Pag
         seq_ids=np.array([c.sequence.seq_id for c in chunks], np.int64),
         query_indptr=query_indptr,
         context_lens=context_lens,
-        token_ids=np.concatenate([c.sequence.tokens.view(c.start, end) for c, end in zip(chunks, ends, strict=True)]),
+        token_ids=_token_ids(chunks),
         positions=positions,
         slots=pages * np.int32(page_size) + positions % np.int32(page_size),
         page_indptr=page_indptr,
         page_ids=page_ids,
-        sample_rows=query_indptr[1:][[c.samples for c in chunks]] - np.int32(1),
+        sample_rows=_sample_rows(chunks, query_indptr),
         sampling=sampling,
         prompt_logprob_rows=rows,
         prompt_logprob_targets=targets,
@@ -82,6 +89,24 @@ def indptr_of(lens: Iterable[int]) -> Int32:
 
 
 _NO_INTS: Int32 = np.empty(0, np.int32)
+
+
+def _token_ids(chunks: list[Chunk]) -> Int32:
+    parts = []
+    for chunk in chunks:
+        parts.append(chunk.sequence.tokens.view(chunk.start, chunk.end))
+        if chunk.drafts:
+            parts.append(np.array(chunk.drafts, np.int32))
+    return np.concatenate(parts)
+
+
+def _sample_rows(chunks: list[Chunk], query_indptr: Int32) -> Int32:
+    """The last row of each chunk that samples, and before it one for each draft but the last."""
+    last_rows = query_indptr[1:] - np.int32(1)
+    if not any(chunk.drafts for chunk in chunks):
+        return last_rows[[c.samples for c in chunks]]
+    rows = [np.arange(last - len(c.drafts), last + 1) for c, last in zip(chunks, last_rows.tolist(), strict=True) if c.samples]
+    return np.concatenate(rows).astype(np.int32)
 
 
 def _prompt_logprobs(chunks: list[Chunk], query_indptr: Int32) -> tuple[Int32, Int32, Int32]:

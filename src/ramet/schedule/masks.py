@@ -1,4 +1,4 @@
-"""What the grammars allow in a step: one mask for each sampled sequence that has one."""
+"""What the grammars allow in a step: one mask for each sampled row of a sequence that has one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramet.core.ids import Int32, UInt32
+from ramet.core.ports import Matcher
 from ramet.core.request import Sequence
 from ramet.errors import shown
+from ramet.schedule.build import Chunk
 
 __all__ = ["TokenMasks", "accept_token", "fill_masks"]
 
@@ -26,25 +28,50 @@ class TokenMasks:
     errors: Mapping[int, str]
 
 
-def fill_masks(seqs: list[Sequence]) -> TokenMasks | None:
-    """Ask the matchers of the sequences whose next token is chosen; None where none has one.
+def fill_masks(chunks: list[Chunk]) -> TokenMasks | None:
+    """Ask the matchers of the sequences whose next tokens are chosen, behind each of their drafts too; None where none has one.
 
-    A fault of one matcher is its own sequence's alone.
+    A fault of one matcher is its own sequence's alone. ``chunks`` are those that sample.
     """
-    rows = [(row, seq.matcher) for row, seq in enumerate(seqs) if seq.matcher is not None]
-    if not rows:
+    num_rows = sum(len(chunk.drafts) + 1 for chunk in chunks)
+    asked = [(chunk, chunk.sequence.matcher) for chunk in chunks if chunk.sequence.matcher is not None]
+    if not asked:
         return None
-    indptr = np.zeros(len(seqs) + 1, np.int32)
-    words = np.zeros((len(rows), rows[0][1].num_words), np.uint32)
+    has_mask = np.zeros(num_rows + 1, np.int32)
+    words = np.zeros((sum(len(chunk.drafts) + 1 for chunk, _ in asked), asked[0][1].num_words), np.uint32)
     errors = {}
-    for (row, matcher), mask in zip(rows, words, strict=True):
-        indptr[row + 1] = 1
-        try:
-            matcher.fill_mask(mask)
-        except Exception as error:  # whatever it is, it must not reach the batch mates
-            mask[:] = 0
-            errors[row] = _fault(error)
-    return TokenMasks(indptr.cumsum(dtype=np.int32), words, errors)
+    row = used = 0
+    for chunk in chunks:
+        count = len(chunk.drafts) + 1
+        if chunk.sequence.matcher is not None:
+            has_mask[row + 1 : row + 1 + count] = 1
+            fault = _fill(chunk.sequence.matcher, chunk.drafts, words[used : used + count])
+            if fault is not None:
+                errors[row + fault[0]] = fault[1]
+            used += count
+        row += count
+    return TokenMasks(has_mask.cumsum(dtype=np.int32), words, errors)
+
+
+def _fill(matcher: Matcher, drafts: tuple[int, ...], words: UInt32) -> tuple[int, str] | None:
+    """The masks before and behind each draft, for as long as the output goes on; the matcher stays where it is.
+
+    What goes wrong is told with the row where it did: that mask is empty, as those behind it are.
+    """
+    row = 0
+    try:
+        matcher.fill_mask(words[0])
+        for row, token_id in enumerate(drafts, start=1):
+            matcher.accept(token_id)
+            if matcher.is_finished:  # the last token of all was guessed: nothing is chosen behind it
+                break
+            matcher.fill_mask(words[row])
+        if row:
+            matcher.rollback(row)
+        return None
+    except Exception as error:  # whatever it is, it must not reach the batch mates
+        words[row:] = 0
+        return row, _fault(error)
 
 
 def accept_token(seq: Sequence, token_id: int) -> tuple[bool, str | None]:

@@ -18,11 +18,13 @@ from ramet.core.batch import Batch
 from ramet.core.ids import SeqId
 from ramet.core.output import SequenceUpdate, StepOutput, TokenLogprobs
 from ramet.core.request import Sequence, SequenceState
-from ramet.errors import EngineDead, shown
+from ramet.errors import EngineDead
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
-from ramet.schedule.masks import accept_token, fill_masks
+from ramet.schedule.drafts import Drafters, no_drafts, plan_drafts
+from ramet.schedule.masks import fill_masks
 from ramet.schedule.news import News
+from ramet.schedule.outcome import Outcome, own_fault, take_tokens
 from ramet.schedule.policy import Policy, rank
 from ramet.schedule.sampling_rows import SamplingRows
 
@@ -33,7 +35,7 @@ __all__ = ["Scheduler", "SchedulerStats"]
 class SchedulerStats:
     """Sequences now, and counts since the start.
 
-    ``num_computed_tokens`` is all the work done, that done again after a preemption included.
+    ``num_computed_tokens`` is all the work done, that done again after a preemption and drafts that failed included.
     """
 
     num_running: int
@@ -42,6 +44,8 @@ class SchedulerStats:
     num_preemptions: int
     num_computed_tokens: int
     num_output_tokens: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
 
 
 class Scheduler:
@@ -52,8 +56,9 @@ class Scheduler:
     then only marks; ``update`` frees.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: Policy) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: Policy, drafters: Drafters = no_drafts) -> None:
         self._config = config
+        self._drafters = drafters
         self._kv = kv
         self._policy = policy
         self._sequences: dict[SeqId, Sequence] = {}
@@ -67,6 +72,7 @@ class Scheduler:
         self._now_s = 0.0
         self._num_steps = self._num_preemptions = 0
         self._num_computed_tokens = self._num_output_tokens = 0
+        self._num_draft_tokens = self._num_accepted_draft_tokens = 0
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -98,6 +104,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_computed_tokens=self._num_computed_tokens,
             num_output_tokens=self._num_output_tokens,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_draft_tokens=self._num_accepted_draft_tokens,
         )
 
     # ---- what comes in
@@ -105,10 +113,10 @@ class Scheduler:
     def add(self, seqs: list[Sequence]) -> None:
         """Queue the sequences of one request. The first goes ahead; the others are forked from it once its prompt is computed."""
         leader, *siblings = seqs
-        self._sequences[leader.seq_id] = leader
+        self._know(leader)
         self._wait(leader)
         for seq in siblings:
-            self._sequences[seq.seq_id] = seq
+            self._know(seq)
             self._follow(seq, leader)
 
     def fork(self, parent: Sequence, seqs: list[Sequence]) -> None:
@@ -117,7 +125,7 @@ class Scheduler:
             self.add(seqs)  # the first has to compute its whole prompt, which a fork would skip
             return
         for seq in seqs:
-            self._sequences[seq.seq_id] = seq
+            self._know(seq)
             if parent.num_in_flight_tokens or parent.num_computed_tokens < parent.num_prompt_tokens:
                 self._follow(seq, parent)
             else:
@@ -156,8 +164,11 @@ class Scheduler:
         self._plan_waiting(chunks, budget - sum(chunk.num_tokens for chunk in chunks))
         if not chunks:
             return None
+        chunks, failed = plan_drafts(chunks, self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks), self._kv)
+        for seq, fault in failed:
+            self._fail(seq, fault)
         self._num_steps += 1
-        sampled = [chunk.sequence for chunk in chunks if chunk.samples]
+        sampled = [chunk for chunk in chunks if chunk.samples]
         masks = fill_masks(sampled)
         sampling = self._rows.of(sampled, masks)
         batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies(), sampling)
@@ -184,15 +195,15 @@ class Scheduler:
             if num_tokens <= 0:
                 continue
             if not self._kv.covers(seq, num_tokens):
-                books = self._books(seq)
+                books = self._kv.books(seq)
                 try:
                     if not self._make_room(seq, num_tokens):
                         continue
                 except Exception as error:
-                    if self._books(seq) != books:
+                    if self._kv.books(seq) != books:
                         raise
                     visited -= not seq.num_in_flight_tokens  # it leaves the list
-                    self._fail(seq, _own_fault(error))
+                    self._fail(seq, own_fault(error))
                     continue
             chunks.append(self._launch(seq, num_tokens))
             budget -= num_tokens
@@ -207,13 +218,13 @@ class Scheduler:
             if not self._has_place(budget):
                 break
             # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.
-            books = self._books(seq)
+            books = self._kv.books(seq)
             try:
                 has_room = self._kv.admit(seq, reserve_pages=len(self._running))
             except Exception as error:
-                if self._books(seq) != books:
+                if self._kv.books(seq) != books:
                     raise
-                failed.append((seq, _own_fault(error)))
+                failed.append((seq, own_fault(error)))
                 continue
             if not has_room:
                 if self._running or self._launched:
@@ -229,10 +240,6 @@ class Scheduler:
             _remove(self._waiting, seq)
         for seq, fault in failed:
             self._fail(seq, fault)
-
-    def _books(self, seq: Sequence) -> tuple[object, ...]:
-        """What a fault of the KV manager must have left as it was to be one sequence's own and not the engine's end."""
-        return self._kv.pool.num_free, self._kv.cache.stats(), len(seq.pages), seq.lock
 
     def _has_place(self, budget: int) -> bool:
         """Whether one more sequence may begin to run in a step with ``budget`` tokens left."""
@@ -290,7 +297,7 @@ class Scheduler:
             prompt_logprobs = output.prompt_logprobs[given : given + chunk.num_prompt_logprobs]
             self._settle(chunk, output, row, prompt_logprobs)
             given += chunk.num_prompt_logprobs
-            row += chunk.samples
+            row += chunk.samples + len(chunk.drafts)
         return self.take_news()
 
     def take_news(self) -> list[SequenceUpdate]:
@@ -298,27 +305,38 @@ class Scheduler:
         return self._news.take()
 
     def _settle(self, chunk: Chunk, output: StepOutput, row: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """What one chunk's step means for its sequence; ``row`` is its sampled row, where it has one."""
+        """What one chunk's step means for its sequence; its sampled rows, where it has some, begin at ``row``."""
         seq = chunk.sequence
-        seq.num_in_flight_tokens -= chunk.num_tokens
+        seq.num_in_flight_tokens -= chunk.num_rows
         seq.num_computed_tokens += chunk.num_tokens
-        if not seq.is_finished:  # else nothing of this step is told
-            seq.num_prompt_logprobs += len(prompt_logprobs)
-        self._num_computed_tokens += chunk.num_tokens
-        error = output.errors.get(row) if chunk.samples else None
-        if error is None:
-            self._publish(seq)
-        if seq.is_finished:
+        self._num_computed_tokens += chunk.num_rows
+        self._num_draft_tokens += len(chunk.drafts)
+        if seq.is_finished:  # nothing of this step is told
+            if not (chunk.samples and row in output.errors):
+                self._publish(seq)
             self._end_if_idle(seq)
-        elif error is not None:
-            self._fail(seq, error, prompt_logprobs=prompt_logprobs)
-        elif chunk.samples:
-            self._append(seq, int(output.token_ids[row]), output.logprobs[row], prompt_logprobs)
-        else:
-            if chunk.end == len(seq.tokens):  # max_tokens 0: the prompt is all that was wanted
+            return
+        seq.num_prompt_logprobs += len(prompt_logprobs)
+        new = take_tokens(chunk, output, row) if chunk.samples else Outcome()
+        seq.num_computed_tokens += max(0, len(new.token_ids) - 1)  # the drafts that held; the newest token has no KV yet
+        self._num_output_tokens += len(new.token_ids)
+        self._num_accepted_draft_tokens += max(0, len(new.token_ids) - 1)
+        if new.error is None:
+            self._publish(seq)
+            seq.finish_reason = new.finish_reason
+            if not chunk.samples and chunk.end == len(seq.tokens):  # max_tokens 0: the prompt is all that was wanted
                 seq.finish_reason = "length"
-            if prompt_logprobs or seq.is_finished:
-                self._tell(seq, prompt_logprobs=prompt_logprobs)
+            if not (new.token_ids or prompt_logprobs or seq.is_finished):
+                return
+        else:
+            seq.finish_reason, seq.error = "error", new.error
+        self._tell(
+            seq,
+            new_token_ids=tuple(new.token_ids),
+            logprobs=tuple(new.logprobs),
+            prompt_logprobs=prompt_logprobs,
+            stop_token_id=new.stop_token_id,
+        )
 
     def _publish(self, seq: Sequence) -> None:
         """The steps that filled its pages are done: others may use them. So what is idle is published, always.
@@ -331,29 +349,6 @@ class Scheduler:
         if seq.num_computed_tokens >= seq.num_prompt_tokens and not seq.is_finished:
             for follower in self._take_followers(seq) if self._followers else ():
                 self._branch(follower, seq)
-
-    def _append(
-        self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, prompt_logprobs: tuple[TokenLogprobs, ...]
-    ) -> None:
-        """A new token. It has no KV yet: the next step computes it, or nobody does if it is the last."""
-        is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens
-        is_complete, fault = (False, None) if is_stop else accept_token(seq, token_id)
-        if fault is not None:
-            self._fail(seq, fault, prompt_logprobs=prompt_logprobs)
-            return
-        seq.tokens.append(token_id)
-        self._num_output_tokens += 1
-        if is_stop or is_complete:
-            seq.finish_reason = "stop"
-        elif seq.num_output_tokens >= seq.request.max_tokens:
-            seq.finish_reason = "length"
-        self._tell(
-            seq,
-            new_token_ids=(token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
-            prompt_logprobs=prompt_logprobs,
-            stop_token_id=token_id if is_stop else None,
-        )
 
     def _fail(self, seq: Sequence, error: str, **news: Any) -> None:
         """End a sequence for a fault that is its own. Of one that is in flight it is told when its step is done."""
@@ -368,6 +363,10 @@ class Scheduler:
             self._let_go(seq)
 
     # ---- from list to list
+
+    def _know(self, seq: Sequence) -> None:
+        self._sequences[seq.seq_id] = seq
+        seq.drafter = self._drafters(seq)
 
     def _wait(self, seq: Sequence) -> None:
         """Queue for admission, by rank: one that was preempted stands before all that arrived after it."""
@@ -417,7 +416,7 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         """Nothing is left of a finished sequence but what it published."""
         self._kv.release(seq)
-        seq.matcher = None
+        seq.matcher = seq.drafter = None
         seq.state = SequenceState.FINISHED
         del self._sequences[seq.seq_id]
 
@@ -427,10 +426,6 @@ class Scheduler:
             if seq.request is leader.request:
                 seq.num_prompt_logprobs = leader.num_prompt_logprobs  # a request's are told once
         return followers
-
-
-def _own_fault(error: Exception) -> str:
-    return f"a defect met this sequence: {shown(error, 200)}"
 
 
 def _remove(seqs: list[Sequence], seq: Sequence) -> None:
