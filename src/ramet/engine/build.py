@@ -150,8 +150,8 @@ def _kv_dtype(asked: KVDtype, checkpoint: Checkpoint) -> Literal["float32", "bfl
 
 
 def _text(source: TextSource, clock: MonotonicClock) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    if source.tokenizer_json is not None:
-        tokenizer = Tokenizer.from_file(source.tokenizer_json, source.tokenizer_config)
+    if source.tokenizer_file is not None:
+        tokenizer = Tokenizer.from_file(source.tokenizer_file, source.tokenizer_config)
     elif source.gguf is not None:
         tokenizer = Tokenizer.from_gguf(source.gguf)
     else:

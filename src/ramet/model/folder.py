@@ -18,9 +18,12 @@ from ramet.model.quant import as_float32, round_to
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
 from ramet.model.spec import Checkpoint, ModelSpec, TextSource
 
-__all__ = ["TEXT_FILES", "load_folder"]
+__all__ = ["TEXT_FILES", "TOKENIZER_FILES", "load_folder"]
 
-TEXT_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
+"""Files that hold a vocabulary, the one to be read first; any NAME.tiktoken comes after them."""
+
+TEXT_FILES = ("generation_config.json", *TOKENIZER_FILES, "tokenizer_config.json", "chat_template.jinja")
 """Files a folder may have beside config.json and the weights."""
 
 _CODE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # pickles: loading one runs whatever it holds
@@ -47,7 +50,7 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
     expected = expected_tensors(spec, "hf")
     check_tensors(expected.values(), {n: t.data.shape for n, t in stored.items()}, str(folder), lambda n: _ignored(n, spec))
     text = TextSource(
-        tokenizer_json=_tokenizer_json(folder),
+        tokenizer_file=_tokenizer_file(folder),
         tokenizer_config=tokenizer_config,
         chat_templates=_chat_templates(folder, tokenizer_config),
     )
@@ -129,12 +132,12 @@ def _sampling(generation: Fields) -> dict[str, float | int]:
     return found
 
 
-def _tokenizer_json(folder: Path) -> Path | None:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return None
-    size_of(path)  # its reader would wait for a pipe
-    return path
+def _tokenizer_file(folder: Path) -> Path | None:
+    for path in (*(folder / name for name in TOKENIZER_FILES), *sorted(folder.glob("*.tiktoken"))):
+        if path.exists():
+            size_of(path)  # its reader would wait for a pipe
+            return path
+    return None
 
 
 def _chat_templates(folder: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:

@@ -116,11 +116,11 @@ class ModelSpec:
 class TextSource:
     """Where the text layer finds its tokenizer and chat templates; all untrusted data.
 
-    A model has a ``tokenizer_json`` file, or ``gguf`` metadata, or neither (token ids only). ``chat_templates`` are Jinja
-    sources by name, "default" the one used unless another is asked for.
+    A model has a ``tokenizer_file`` (of ``TOKENIZER_FILES``), or ``gguf`` metadata, or neither (token ids only).
+    ``chat_templates`` are Jinja sources by name, "default" the one used unless another is asked for.
     """
 
-    tokenizer_json: Path | None = None
+    tokenizer_file: Path | None = None
     tokenizer_config: Mapping[str, object] = field(default_factory=lambda: _NO_VALUES)
     gguf: Mapping[str, object] | None = None
     chat_templates: Mapping[str, str] = field(default_factory=dict)

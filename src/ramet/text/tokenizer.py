@@ -10,7 +10,7 @@ import tokenizers
 
 from ramet.errors import InvalidRequest
 from ramet.text.gguf_vocabulary import vocabulary_of_gguf
-from ramet.text.tokenizer_json import vocabulary_of_file
+from ramet.text.tokenizer_file import vocabulary_of_file
 from ramet.text.utf8 import Utf8Text, check_unicode
 from ramet.text.vocabulary import Vocabulary
 
@@ -30,12 +30,12 @@ class Tokenizer:
         self._pieces = vocabulary.pieces
         self._special = vocabulary.special_ids
         self._with_special = vocabulary.backend
-        self._as_text = _without_special(vocabulary.backend)
+        self._as_text = vocabulary.plain or _without_special(vocabulary.backend)
 
     @classmethod
     def from_file(cls, path: str | Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
-        """Of a ``tokenizer.json``; ``config`` is what ``tokenizer_config.json`` holds. Raises ``ModelError``."""
-        return cls(vocabulary_of_file(path, config or {}))
+        """Of a file that tokenizer_file.py knows; ``config`` is what ``tokenizer_config.json`` holds. Raises ``ModelError``."""
+        return cls(vocabulary_of_file(Path(path), config or {}))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:

@@ -10,15 +10,16 @@ from typing import Any
 import tokenizers
 
 from ramet.errors import ModelError
+from ramet.text.tokenizer_config import affix, named_token
 from ramet.text.vocabulary import Vocabulary, byte_level_bytes, byte_token, special_affixes
 
-__all__ = ["vocabulary_of_file"]
+__all__ = ["vocabulary_of_json"]
 
 _Spell = Callable[[str, bool], bytes]
 """(token, is it an added one) -> its bytes."""
 
 
-def vocabulary_of_file(path: str | Path, config: Mapping[str, Any]) -> Vocabulary:
+def vocabulary_of_json(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     """Read a tokenizer.json. Raises ``ModelError``."""
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
@@ -32,8 +33,8 @@ def vocabulary_of_file(path: str | Path, config: Mapping[str, Any]) -> Vocabular
     pieces = [b""] * (max(tokens, default=-1) + 1)
     for token_id, token in tokens.items():
         pieces[token_id] = spell(token, token_id in added)
-    bos_id = _token_id(backend, config, "bos_token", path)
-    eos_id = _token_id(backend, config, "eos_token", path)
+    bos_id = named_token(backend, config, "bos_token", str(path))
+    eos_id = named_token(backend, config, "eos_token", str(path))
     prefix, suffix = special_affixes(lambda text, special: backend.encode(text, add_special_tokens=special).ids)
     return Vocabulary(
         backend=backend,
@@ -41,39 +42,13 @@ def vocabulary_of_file(path: str | Path, config: Mapping[str, Any]) -> Vocabular
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         bos_id=bos_id,
         eos_ids=() if eos_id is None else (eos_id,),
-        prefix=_affix(config, "add_bos_token", bos_id, prefix, path),
-        suffix=_affix(config, "add_eos_token", eos_id, suffix, path),
+        prefix=affix(config, "add_bos_token", bos_id, prefix, str(path)),
+        suffix=affix(config, "add_eos_token", eos_id, suffix, str(path)),
         leading_spaces=leading_spaces,
     )
 
 
-def _token_id(backend: tokenizers.Tokenizer, config: Mapping[str, Any], key: str, path: str | Path) -> int | None:
-    """Id of the token that the config names: a string, or an object with ``content``."""
-    value = config.get(key)
-    text = value.get("content") if isinstance(value, Mapping) else value
-    if text is None:
-        return None
-    token_id = backend.token_to_id(text) if isinstance(text, str) else None
-    if token_id is None:
-        raise ModelError(f"{path}: tokenizer_config.json has {key} {value!r}, which the vocabulary lacks")
-    return int(token_id)
-
-
-def _affix(
-    config: Mapping[str, Any], key: str, token_id: int | None, found: tuple[int, ...], path: str | Path
-) -> tuple[int, ...]:
-    """``add_bos_token`` and ``add_eos_token`` where given; else what the file's post-processor does."""
-    wanted = config.get(key)
-    if wanted is None:
-        return found
-    if not wanted:
-        return ()
-    if token_id is None:
-        raise ModelError(f"{path}: tokenizer_config.json has {key} but names no {key[4:]}")
-    return (token_id,)
-
-
-def _spelling(backend: tokenizers.Tokenizer, path: str | Path) -> tuple[_Spell, int]:
+def _spelling(backend: tokenizers.Tokenizer, path: Path) -> tuple[_Spell, int]:
     """How the file's decoder spells tokens, and how many leading spaces of a text it drops."""
     if backend.decoder is None:
         raise ModelError(f"{path}: has no decoder, so its tokens have no text")

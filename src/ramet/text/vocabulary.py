@@ -7,12 +7,28 @@ bytes, joined, less at most ``leading_spaces`` spaces in front. Everything that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tokenizers
+from tokenizers import AddedToken
 
-__all__ = ["Vocabulary", "byte_level_bytes", "byte_token", "special_affixes"]
+from ramet.errors import ModelError
+
+__all__ = [
+    "MAX_TOKENS",
+    "Vocabulary",
+    "add_in_order",
+    "byte_level_bytes",
+    "byte_level_name",
+    "byte_token",
+    "special_affixes",
+    "unique_ids",
+]
+
+MAX_TOKENS = 1 << 22
+"""Tokens of a vocabulary; sixteen times the largest known. One more than the highest id counts."""
+
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -21,6 +37,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary:
     """Parts of a tokenizer. ``pieces[id]`` is a token's bytes, empty for ids that name no token.
 
+    ``plain`` is an encoder that takes special tokens for text, where ``backend`` itself cannot be told to.
     ``prefix`` and ``suffix`` are what the model's files put around a prompt (BOS, EOS; mostly one or none).
     """
 
@@ -32,6 +49,7 @@ class Vocabulary:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     leading_spaces: int = 0
+    plain: tokenizers.Tokenizer | None = None
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -42,6 +60,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_NAME_OF = {byte: name for name, byte in _BYTE_OF.items()}
 
 
 def byte_level_bytes(token: str) -> bytes:
@@ -50,6 +69,31 @@ def byte_level_bytes(token: str) -> bytes:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:
         return token.encode("utf-8", "replace")
+
+
+def byte_level_name(data: bytes) -> str:
+    """The token of a byte-level BPE that stands for these bytes."""
+    return "".join(map(_NAME_OF.__getitem__, data))
+
+
+def unique_ids(tokens: Sequence[str], where: str) -> dict[str, int]:
+    """Ids by token, empty ones left out. Raises ``ModelError`` where two are equal: which of them is meant, nobody could tell."""
+    ids: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        if token and ids.setdefault(token, token_id) != token_id:
+            raise ModelError(f"{where}: tokens {ids[token]} and {token_id} are both {token[:40]!r}")
+    return ids
+
+
+def add_in_order(backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], where: str) -> None:
+    """Make tokens whole in any text, each at its id: the model's own, or those that follow its last. Raises ``ModelError``."""
+    backend.add_tokens([token for _, token in sorted(added.items())])
+    for token_id, token in added.items():
+        got = backend.token_to_id(token.content)
+        if got != token_id:
+            raise ModelError(
+                f"{where}: the added token {token.content[:40]!r} has id {token_id}, where {got} would be the next free one"
+            )
 
 
 def byte_token(token: str) -> bytes | None:

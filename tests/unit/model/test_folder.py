@@ -271,7 +271,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
 def test_text_files(tmp_path: Path) -> None:
     folder = write_folder(LLAMA, tmp_path / "model")
     text = load_folder(folder).text
-    assert text.tokenizer_json == folder / "tokenizer.json"
+    assert text.tokenizer_file == folder / "tokenizer.json"
     assert "<|im_start|>" in text.chat_templates["default"]
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -286,7 +286,7 @@ def test_text_files(tmp_path: Path) -> None:
 
 def test_without_text_files(tmp_path: Path) -> None:
     text = load_folder(write(tmp_path)).text
-    assert text.tokenizer_json is None
+    assert text.tokenizer_file is None
     assert text.gguf is None
     assert text.chat_templates == {}
 

@@ -165,7 +165,7 @@ def test_every_end_token_counts_once(edited: Any) -> None:
 def test_chat_templates(edited: Any) -> None:
     text = edited({"tokenizer.chat_templates": ["rag"], "tokenizer.chat_template.rag": "r"}).text
     assert set(text.chat_templates) == {"default", "rag"}
-    assert text.tokenizer_json is None
+    assert text.tokenizer_file is None
     assert len(text.gguf["tokenizer.ggml.tokens"]) == 262
 
 
