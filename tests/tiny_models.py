@@ -43,8 +43,8 @@ def write_folder(model: TinyModel, folder: Path, *, dtype: str = "F32", tokenize
     return folder
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[np.float32]]]) -> None:
-    """Tensors as (type, float32 values). BF16 is rounded half to even."""
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[Any]]]) -> None:
+    """Tensors as (type, float32 values); BF16 is rounded half to even. Whole numbers are written as they are."""
     header: dict[str, Any] = {}
     body = b""
     for name, (dtype, values) in tensors.items():
@@ -56,7 +56,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[n
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
 
 
-def _encode(dtype: str, values: npt.NDArray[np.float32]) -> bytes:
+def _encode(dtype: str, values: npt.NDArray[Any]) -> bytes:
+    if values.dtype.kind in "iu":
+        return values.tobytes()
     if dtype == "BF16":
         bits = np.ascontiguousarray(values).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()

@@ -99,6 +99,10 @@ class Fields:
     def has(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def names(self) -> list[str]:
+        """All keys."""
+        return list(self._values)
+
     def fail(self, key: str, why: str) -> ModelError:
         """An error about ``key``, to be raised."""
         return ModelError(f"{self.where}: {key} {why}")

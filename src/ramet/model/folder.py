@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from ramet.errors import ModelError
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, check_tensors, expected_tensors
 from ramet.model.files import Fields, few, read_json, read_text, size_of
+from ramet.model.grouped import CodedMatrix
 from ramet.model.hf_config import read_spec
-from ramet.model.quant import as_float32, round_to
+from ramet.model.quant_config import Stored, unpacked
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
 from ramet.model.spec import Checkpoint, ModelSpec, TextSource
 
@@ -46,17 +48,22 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
         raise ModelError(f"{folder / 'tokenizer_config.json'}: auto_map asks for code from the folder, which Ramet never runs")
     generation_fields = Fields(generation, str(folder / "generation_config.json"))
     spec = read_spec(config, generation_fields, served)
-    stored = read_folder(folder)
+    raw = read_folder(folder)
+    stored = unpacked(config, raw)
     expected = expected_tensors(spec, "hf")
-    check_tensors(expected.values(), {n: t.data.shape for n, t in stored.items()}, str(folder), lambda n: _ignored(n, spec))
+    check_tensors(expected.values(), {n: t.shape for n, t in stored.items()}, str(folder), lambda n: _ignored(n, spec))
     text = TextSource(
         tokenizer_file=_tokenizer_file(folder),
         tokenizer_config=tokenizer_config,
         chat_templates=_chat_templates(folder, tokenizer_config),
     )
-    offset = HF_FAMILIES[spec.architecture].hf_norm_offset
-    tensors = _FolderTensors({name: (one, stored[one.file_name]) for name, one in expected.items()}, offset)
-    megabytes = sum(t.data.nbytes for t in stored.values()) >> 20
+    tensors = _FolderTensors(
+        {name: (one, stored[one.file_name]) for name, one in expected.items()},
+        raw,
+        json.dumps(config.raw("quantization_config"), sort_keys=True),
+        HF_FAMILIES[spec.architecture].hf_norm_offset,
+    )
+    megabytes = sum(t.data.nbytes for t in raw.values()) >> 20
     return Checkpoint(
         spec=spec,
         tensors=tensors,
@@ -67,29 +74,40 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
 
 
 class _FolderTensors:
-    """``Tensors`` over mapped safetensors files. ``norm_offset`` is added to each weight of a norm."""
+    """``Tensors`` over mapped safetensors files.
 
-    def __init__(self, stored: dict[str, tuple[Expected, StoredTensor]], norm_offset: float) -> None:
+    ``label``: what the meaning of ``raw``, the files' tensors, depends on beside their bytes. ``norm_offset`` is added to each
+    weight of a norm.
+    """
+
+    def __init__(
+        self, stored: Mapping[str, tuple[Expected, Stored]], raw: Mapping[str, StoredTensor], label: str, norm_offset: float
+    ) -> None:
         self._stored = stored
+        self._raw = raw
+        self._label = label
         self._norm_offset = np.float32(norm_offset)
+        self._formats: frozenset[WeightFormat] = frozenset(t.format for _, t in stored.values() if len(t.shape) == 2)
 
     def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
         place, tensor = self._stored[name]
-        weight = Weight(tensor.format, np.require(tensor.data[place.rows], requirements=["C", "A"]))
-        return weight if dense is None else round_to(weight, dense)
+        part = tensor.part(place.rows)
+        return part.weight() if dense is None else part.dense(dense)
 
     def vector(self, name: str) -> Float32:
         place, tensor = self._stored[name]
-        values = as_float32(tensor.format, tensor.data[place.rows])
+        if isinstance(tensor, CodedMatrix):
+            raise ModelError(f"tensor {tensor.name} is quantised; it must be a dense vector")
+        values = tensor.part(place.rows).floats()
         return values + self._norm_offset if name.endswith("norm") else values
 
     def formats(self) -> frozenset[WeightFormat]:
-        return frozenset(t.format for _, t in self._stored.values() if t.data.ndim == 2)
+        return self._formats
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in sorted({place.file_name: tensor for place, tensor in self._stored.values()}.items()):
-            digest.update(f"{name} {tensor.format} {tensor.data.shape}\n".encode())
+        digest = hashlib.sha256(self._label.encode())
+        for name, tensor in sorted(self._raw.items()):
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
             digest.update(np.ascontiguousarray(tensor.data).view(np.uint8).data)
         return digest.hexdigest()
 

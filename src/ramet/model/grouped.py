@@ -147,6 +147,12 @@ class CodedMatrix:
     format: Literal["q8", "q4"]
     read: Callable[[slice], Coded]
 
+    def part(self, rows: slice) -> CodedMatrix:
+        """Some of its rows."""
+        first, stop, _ = rows.indices(self.shape[0])
+        shape = max(0, stop - first), self.shape[1]
+        return CodedMatrix(self.name, shape, self.format, lambda of: self.read(slice(first + of.start, first + of.stop)))
+
     def weight(self) -> Weight:
         """The matrix as the kernels hold it."""
         num_rows, num_inputs = self.shape

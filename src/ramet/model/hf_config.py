@@ -81,8 +81,6 @@ def _heads(config: Fields) -> tuple[int, int, int]:
 
 def _check_switches(config: Fields, family: Family) -> None:
     """Refuse, by name, whatever would change the arithmetic and is not implemented."""
-    if config.has("quantization_config"):
-        raise config.fail("quantization_config", "marks quantised weights; use the original, or a GGUF of it")
     neutral = _NEUTRAL if family.has_multipliers else {**_NEUTRAL, **_MULTIPLIERS}
     for key, value in neutral.items():
         if config.has(key) and config.raw(key) != value:

@@ -44,7 +44,7 @@ __all__ = [
 
 Float16: TypeAlias = npt.NDArray[np.float16]
 
-_CHUNK_VALUES = 1 << 22  # values worked on at a time: 16 MiB of float32
+_CHUNK_VALUES = 1 << 20  # values worked on at a time: 4 MiB of float32
 _FLOATS: Mapping[str, FloatFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _FLOAT_TYPES: Mapping[FloatFormat, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _NOT_INT4 = frozenset({"embed", "head"})

@@ -15,9 +15,11 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ramet.errors import ModelError
-from ramet.kernels.backend import WeightFormat
+from ramet.core.ids import Float32
+from ramet.errors import ModelError, shown
+from ramet.kernels.backend import FloatFormat, Weight
 from ramet.model.files import few, map_file, parse_json, read_json
+from ramet.model.quant import as_float32, round_to
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "read_folder", "read_index", "read_safetensors"]
 
@@ -25,19 +27,52 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_FORMATS: Mapping[str, tuple[WeightFormat, type[np.generic]]] = {
-    "F32": ("f32", np.float32),
-    "F16": ("f16", np.float16),
-    "BF16": ("bf16", np.uint16),
+_DTYPES: Mapping[str, type[np.generic]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "F8_E4M3": np.uint8,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I8": np.int8,
 }
+_FLOATS: Mapping[str, FloatFormat] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor in a mapped file: ``data`` is a read-only view (bfloat16 as uint16)."""
+    """A tensor in a mapped file: ``data`` is a read-only view (bfloat16 as uint16, FP8 as uint8)."""
 
-    format: WeightFormat
+    name: str
+    dtype: str
     data: npt.NDArray[np.generic]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def format(self) -> FloatFormat:
+        """Raises ``ModelError`` where its numbers are no floats, and mean nothing by themselves."""
+        if self.dtype not in _FLOATS:
+            raise ModelError(f"tensor {self.name} holds {self.dtype}, but no quantization_config says what that stands for")
+        return _FLOATS[self.dtype]
+
+    def part(self, rows: slice) -> StoredTensor:
+        """Some of its rows."""
+        return StoredTensor(self.name, self.dtype, self.data[rows])
+
+    def floats(self) -> Float32:
+        """float32, of the tensor's shape: exact."""
+        return as_float32(self.format, self.data)
+
+    def weight(self) -> Weight:
+        """The matrix, a view where its bytes are aligned."""
+        return Weight(self.format, np.require(self.data, requirements=["C", "A"]))
+
+    def dense(self, format_: FloatFormat) -> Weight:
+        """The matrix, rounded to ``format_``."""
+        return round_to(self.weight(), format_)
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -91,29 +126,29 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     spans: list[tuple[int, int, str]] = []
     tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
-        format_, dtype, shape, start, end = _entry(entry, f"{path}: tensor {name}", len(body))
-        view = body[start:end].view(dtype).reshape(shape) if start < end else np.empty(shape, dtype)
-        tensors[name] = StoredTensor(format_, view)
+        dtype, shape, start, end = _entry(entry, f"{path}: tensor {name}", len(body))
+        numbers = _DTYPES[dtype]
+        view = body[start:end].view(numbers).reshape(shape) if start < end else np.empty(shape, numbers)
+        tensors[name] = StoredTensor(name, dtype, view)
         spans.append((start, end, name))
     _check_spans(spans, len(body), path)
     return tensors
 
 
-def _entry(entry: object, where: str, body_bytes: int) -> tuple[WeightFormat, type[np.generic], tuple[int, ...], int, int]:
+def _entry(entry: object, where: str, body_bytes: int) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict):
         raise ModelError(f"{where}: its header entry is no object")
-    dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype_name, str) or dtype_name not in _FORMATS:
-        raise ModelError(f"{where}: type {dtype_name!r} is not supported; supported: {', '.join(_FORMATS)}")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ModelError(f"{where}: type {shown(dtype, 40)} is not supported; supported: {', '.join(_DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 8:
         raise ModelError(f"{where}: shape {str(shape)[:60]} is no list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= body_bytes:
         raise ModelError(f"{where}: data_offsets {str(offsets)[:60]} are not within the {body_bytes} bytes of data")
-    format_, dtype = _FORMATS[dtype_name]
-    size = math.prod(shape) * np.dtype(dtype).itemsize  # Python integers: no overflow
+    size = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize  # Python integers: no overflow
     if size != offsets[1] - offsets[0]:
-        raise ModelError(f"{where}: shape {shape} of {dtype_name} is {size} bytes, the offsets hold {offsets[1] - offsets[0]}")
-    return format_, dtype, tuple(shape), offsets[0], offsets[1]
+        raise ModelError(f"{where}: shape {shape} of {dtype} is {size} bytes, the offsets hold {offsets[1] - offsets[0]}")
+    return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -118,7 +118,10 @@ def test_two_descriptions_of_the_angles(tmp_path: Path) -> None:
         ({"architectures": []}, "architectures names one architecture, not 0"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is a list of strings"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map asks for code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "'bitsandbytes' is not supported; supported: awq",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias True is not supported"),
         ({"rope_interleaved": True}, "rope_interleaved True"),
