@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ramet.errors import ModelError
-from ramet.model.files import few
+from ramet.errors import ModelError, shown
+from ramet.model.files import few, plain
 from ramet.model.spec import HeadNorms, ModelSpec, Norms
 
 __all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Expected", "Family", "Naming", "check_tensors", "expected_tensors", "family_of"]
@@ -147,7 +147,7 @@ class Expected:
 def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Family:
     """The family of an architecture name. Raises ``ModelError`` with the known ones."""
     if architecture not in known:
-        raise ModelError(f"{where}: architecture {architecture!r} is not supported; supported: {', '.join(known)}")
+        raise ModelError(f"{where}: architecture {shown(architecture)} is not supported; supported: {', '.join(known)}")
     return known[architecture]
 
 
@@ -192,7 +192,9 @@ def check_tensors(
         raise ModelError(f"{where}: unexpected tensors, of another architecture or a variant of it: {few(unexpected)}")
     for name, shape in wanted.items():
         if shapes[name] != shape:
-            raise ModelError(f"{where}: tensor {name} is {list(shapes[name])}, but the configuration makes it {list(shape)}")
+            raise ModelError(
+                f"{where}: tensor {plain(name)} is {list(shapes[name])}, but the configuration makes it {list(shape)}"
+            )
 
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,15 +14,21 @@ import numpy.typing as npt
 
 from ramet.errors import ModelError, shown
 
-__all__ = ["Fields", "few", "map_file", "parse_json", "read_json", "read_text", "size_of"]
+__all__ = ["Fields", "few", "map_file", "parse_json", "plain", "read_json", "read_text", "size_of"]
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_INT = 2**31 - 1
+_MAX_NAME, _MAX_REASON = 100, 500  # characters of a file's names, and of what is wrong, in a message
 
 
-def few(names: object, limit: int = 5) -> str:
+def plain(name: str) -> str:
+    """A name out of a file, for messages: as it is, or, where it is long or not all of it can be printed, ``shown``."""
+    return name if len(name) <= _MAX_NAME and name.isprintable() else shown(name, _MAX_NAME)
+
+
+def few(names: Iterable[object], limit: int = 5) -> str:
     """The first names of a collection, for messages: ``a, b, c (12 in all)``."""
-    found = [str(n) for n in names]  # type: ignore[attr-defined]
+    found = [plain(str(n)) for n in names]
     return ", ".join(found[:limit]) + (f", ... ({len(found)} in all)" if len(found) > limit else "")
 
 
@@ -85,7 +91,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"duplicate key {twice!r}")
+        raise ValueError(f"duplicate key {shown(twice, _MAX_NAME)}")
     return found
 
 
@@ -105,7 +111,7 @@ class Fields:
 
     def fail(self, key: str, why: str) -> ModelError:
         """An error about ``key``, to be raised."""
-        return ModelError(f"{self.where}: {key} {why}")
+        return ModelError(f"{self.where}: {plain(key)} {why if len(why) <= _MAX_REASON else why[:_MAX_REASON] + '...'}")
 
     def raw(self, key: str) -> object:
         """The value as it stands, None where absent."""
@@ -167,7 +173,7 @@ class Fields:
         value = self._get(key, {})
         if not isinstance(value, Mapping):
             raise self.fail(key, f"is an object, not {shown(value, 60)}")
-        return Fields(value, f"{self.where}: {key}")
+        return Fields(value, f"{self.where}: {plain(key)}")
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """Ids of a key that holds one, a list or nothing. Raises where one is not in the vocabulary."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ramet.errors import ModelError
+from ramet.errors import ModelError, shown
 from ramet.kernels.backend import FloatFormat, Weight
-from ramet.model.files import map_file
+from ramet.model.files import map_file, plain
 from ramet.model.gguf_types import BLOCK_TYPES, FLOAT_TYPES, BlockType, FloatType, type_name
 from ramet.model.grouped import CodedMatrix
 from ramet.model.quant import round_to
@@ -94,8 +94,8 @@ def read_gguf(path: Path) -> GGUFFile:
     for _ in range(num_pairs):
         key = reader.string("a metadata key", _MAX_KEY_BYTES)
         if not key or key in metadata:
-            raise ModelError(f"{path}: metadata key {key!r} is {'there twice' if key else 'empty'}")
-        metadata[key] = reader.value(key)
+            raise ModelError(f"{path}: metadata key {shown(key)} is {'there twice' if key else 'empty'}")
+        metadata[key] = reader.value(plain(key))
     if num_tensors == 0 and "split.count" not in metadata:  # the first of several files may hold none
         raise ModelError(f"{path} holds no tensors; is it a vocabulary file?")
     entries = [_read_entry(reader, path) for _ in range(num_tensors)]
@@ -200,13 +200,13 @@ def _read_entry(reader: _Reader, path: Path) -> _Entry:
     name = reader.string("a tensor name", _MAX_NAME_BYTES)
     if not name:
         raise ModelError(f"{path}: a tensor without a name")
-    where = f"{path}: tensor {name!r}"
-    num_dims = int(reader.scalar(4, f"the rank of {name}"))
+    where = f"{path}: tensor {shown(name, 100)}"
+    num_dims = int(reader.scalar(4, f"the rank of {plain(name)}"))
     if not 1 <= num_dims <= _MAX_DIMS:
         raise ModelError(f"{where} has {num_dims} dimensions; 1 to {_MAX_DIMS} are allowed")
-    dims = [int(reader.scalar(10, f"the shape of {name}")) for _ in range(num_dims)]
-    code = int(reader.scalar(4, f"the type of {name}"))
-    offset = int(reader.scalar(10, f"the offset of {name}"))
+    dims = [int(reader.scalar(10, f"the shape of {plain(name)}")) for _ in range(num_dims)]
+    code = int(reader.scalar(4, f"the type of {plain(name)}"))
+    offset = int(reader.scalar(10, f"the offset of {plain(name)}"))
     if code not in _TYPES:
         supported = ", ".join(t.name for t in _TYPES.values())
         raise ModelError(f"{where} is of type {type_name(code)}, which is not supported; supported: {supported}")
@@ -219,7 +219,7 @@ def _read_entry(reader: _Reader, path: Path) -> _Entry:
 def _alignment(metadata: dict[str, object], path: Path) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
-        raise ModelError(f"{path}: general.alignment is a power of two from 8 to 1048576, not {alignment!r}")
+        raise ModelError(f"{path}: general.alignment is a power of two from 8 to 1048576, not {shown(alignment)}")
     return alignment
 
 
@@ -229,7 +229,7 @@ def _place(entries: list[_Entry], raw: npt.NDArray[np.uint8], at: int, alignment
     tensors: dict[str, GGUFTensor] = {}
     end = 0
     for entry in sorted(entries, key=lambda e: e.offset):
-        where = f"{path}: tensor {entry.name!r}"
+        where = f"{path}: tensor {shown(entry.name, 100)}"
         if entry.name in tensors:
             raise ModelError(f"{where} is there twice")
         if entry.offset % alignment:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import GROUP, FloatFormat, Weight
+from ramet.model.files import plain
 from ramet.model.quant import Float16, as_half, fit_int4, fit_int8, round_rows, row_chunks
 
 __all__ = ["Coded", "CodedMatrix", "Grouped", "Loose"]
@@ -157,7 +158,9 @@ class CodedMatrix:
         """The matrix as the kernels hold it."""
         num_rows, num_inputs = self.shape
         if num_inputs % GROUP:
-            raise ModelError(f"tensor {self.name}: {num_inputs} inputs are no multiple of {GROUP}; load it as --dtype bfloat16")
+            raise ModelError(
+                f"tensor {plain(self.name)}: {num_inputs} inputs are no multiple of {GROUP}; load it as --dtype bfloat16"
+            )
         groups = (num_rows, num_inputs // GROUP)
         codes = np.empty(self.shape, np.int8 if self.format == "q8" else np.uint8)
         scales, mins = np.empty(groups, np.float16), None if self.format == "q8" else np.empty(groups, np.float16)
@@ -168,7 +171,7 @@ class CodedMatrix:
                 else:
                     codes[rows], scales[rows], mins[rows] = self.read(rows).int4()
             except ModelError as error:
-                raise ModelError(f"tensor {self.name}: {error}") from None
+                raise ModelError(f"tensor {plain(self.name)}: {error}") from None
         return Weight(self.format, codes, scales, mins)
 
     def dense(self, format_: FloatFormat) -> Weight:
@@ -176,4 +179,4 @@ class CodedMatrix:
         try:
             return round_rows(self.shape, lambda rows: self.read(rows).values(), format_)
         except ModelError as error:
-            raise ModelError(f"tensor {self.name}: {error}") from None
+            raise ModelError(f"tensor {plain(self.name)}: {error}") from None

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import FloatFormat
+from ramet.model.files import plain
 from ramet.model.grouped import CodedMatrix, Grouped, Loose
 from ramet.model.quant import as_float32
 from ramet.model.safetensors import StoredTensor
@@ -51,7 +52,7 @@ class Parts:
 
     def fail(self, kind: str, why: str) -> ModelError:
         """An error about one of the tensors, to be raised."""
-        return ModelError(f"tensor {self.name}.{kind} {why}")
+        return ModelError(f"tensor {plain(self.name)}.{kind} {why}")
 
     def get(self, kind: str, dtype: str, shape: tuple[int, ...] | None = None) -> npt.NDArray[np.generic]:
         """The numbers of a tensor, which must be of that type and shape."""

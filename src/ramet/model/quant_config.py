@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ramet.model.files import Fields
+from ramet.errors import shown
+from ramet.model.files import Fields, few
 from ramet.model.grouped import CodedMatrix
 from ramet.model.packed import Parts, awq, float8, gptq, int8, pack_quantized
 from ramet.model.safetensors import StoredTensor
@@ -40,6 +41,8 @@ def unpacked(config: Fields, stored: Mapping[str, StoredTensor]) -> dict[str, St
     Raises ``ModelError`` where the method is not supported, or where tensors do not fit one another.
     """
     if not config.has("quantization_config"):
+        if packed := [name for name in stored if name.endswith((".qweight", ".weight_packed"))]:
+            raise config.fail("quantization_config", f"is missing, though there is {few(packed, 1)}")
         return dict(stored)
     found: dict[str, Stored] = dict(stored)
     for layout in _layouts(config.mapping("quantization_config")):
@@ -67,7 +70,9 @@ def _layouts(config: Fields) -> Sequence[_Layout]:
         return _fp8(config)
     if method == "compressed-tensors":
         return _compressed_tensors(config)
-    raise config.fail("quant_method", f"{method!r} is not supported; supported: {_METHODS}. Or use the original, or a GGUF of it")
+    raise config.fail(
+        "quant_method", f"{shown(method)} is not supported; supported: {_METHODS}. Or use the original, or a GGUF of it"
+    )
 
 
 def _awq(config: Fields) -> Sequence[_Layout]:
@@ -147,4 +152,4 @@ def _group_size(config: Fields) -> int:
 
 def _one_of(config: Fields, key: str, known: Sequence[object], value: object) -> None:
     if value not in known:
-        raise config.fail(key, f"{value!r} is not supported; supported: {', '.join(str(k) for k in known)}")
+        raise config.fail(key, f"{shown(value)} is not supported; supported: {', '.join(str(k) for k in known)}")

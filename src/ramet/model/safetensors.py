@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.errors import ModelError, shown
 from ramet.kernels.backend import FloatFormat, Weight
-from ramet.model.files import few, map_file, parse_json, read_json
+from ramet.model.files import few, map_file, parse_json, plain, read_json
 from ramet.model.quant import as_float32, round_to
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "read_folder", "read_index", "read_safetensors"]
@@ -55,7 +55,9 @@ class StoredTensor:
     def format(self) -> FloatFormat:
         """Raises ``ModelError`` where its numbers are no floats, and mean nothing by themselves."""
         if self.dtype not in _FLOATS:
-            raise ModelError(f"tensor {self.name} holds {self.dtype}, but no quantization_config says what that stands for")
+            raise ModelError(
+                f"tensor {plain(self.name)} holds {self.dtype}, but no quantization_config says what that stands for"
+            )
         return _FLOATS[self.dtype]
 
     def part(self, rows: slice) -> StoredTensor:
@@ -89,10 +91,10 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     for name, shard in read_index(index_path).items():
         if shard not in shards:
             if not (folder / shard).exists():
-                raise ModelError(f"{index_path}: shard {shard} is not in the folder; the download is incomplete")
+                raise ModelError(f"{index_path}: shard {plain(shard)} is not in the folder; the download is incomplete")
             shards[shard] = read_safetensors(folder / shard)
         if name not in shards[shard]:
-            raise ModelError(f"{folder / shard}: tensor {name} is missing, though the index maps it there")
+            raise ModelError(f"{folder / shard}: tensor {plain(name)} is missing, though the index maps it there")
         tensors[name] = shards[shard][name]
     return tensors
 
@@ -103,8 +105,8 @@ def read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{path}: weight_map is missing or empty")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{path}: {name} is mapped to {shard!r}, which is no .safetensors file name")
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors") or len(shard) > 255:
+            raise ModelError(f"{path}: {plain(name)} is mapped to {shown(shard, 60)}, which is no .safetensors file name")
     return weight_map
 
 
@@ -126,7 +128,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     spans: list[tuple[int, int, str]] = []
     tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
-        dtype, shape, start, end = _entry(entry, f"{path}: tensor {name}", len(body))
+        dtype, shape, start, end = _entry(entry, f"{path}: tensor {plain(name)}", len(body))
         numbers = _DTYPES[dtype]
         view = body[start:end].view(numbers).reshape(shape) if start < end else np.empty(shape, numbers)
         tensors[name] = StoredTensor(name, dtype, view)
@@ -161,7 +163,7 @@ def _check_spans(spans: list[tuple[int, int, str]], body_bytes: int, path: Path)
     for start, end, name in sorted(spans):
         if start != at:
             what = "overlaps its neighbour" if start < at else "leaves a hole before it"
-            raise ModelError(f"{path}: tensor {name} at byte {start} {what} (byte {at})")
+            raise ModelError(f"{path}: tensor {plain(name)} at byte {start} {what} (byte {at})")
         at = end
     if at != body_bytes:
         raise ModelError(f"{path}: the tensors end at byte {at}, the data at {body_bytes}: {few([s[2] for s in spans], 2)}")

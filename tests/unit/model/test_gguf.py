@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from support.memory import allocating_at_most
 
 from ramet.errors import ModelError
 from ramet.model.gguf import read_gguf
@@ -176,6 +177,14 @@ HOSTILE = {
     "dimension -1": (build(entries=[entry(dims=(2**64 - 1, 2))]), "cut off"),
     "dimensions whose product overflows": (build(entries=[entry(dims=(2**32, 2**32))]), "cut off"),
     "dimensions whose product is 0 in 64 bits": (build(entries=[entry(dims=(2**32, 2**16, 2**16))]), "cut off"),
+    "half a block of 256": (build(entries=[entry(dims=(128, 2), code=12)]), "no whole number of Q4_K blocks of 256"),
+    "blocks whose product overflows": (build(entries=[entry(dims=(2**40, 2**40), code=14)]), "cut off"),
+    "blocks whose bytes are 0 in 64 bits": (build(entries=[entry(dims=(2**36, 2**36, 2**8), code=12)]), "cut off"),
+    "blocks that overlap": (
+        build(entries=[entry("a", (256, 2), 13), entry("b", (256, 1), 14, 320)], data=bytes(1024)),
+        "'b' at 320 overlaps",
+    ),
+    "a block less": (build(entries=[entry(dims=(256, 2), code=10)], data=bytes(167)), "ends at byte 168 of 167"),
     "half a block": (build(entries=[entry(dims=(48, 2), code=8)]), "no whole number of Q8_0 blocks"),
     "offset past the end": (build(entries=[entry(offset=2**63)]), "cut off"),
     "offset 2^64-32": (build(entries=[entry(offset=2**64 - 32)]), "cut off"),
@@ -196,10 +205,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_file(case: str, tmp_path: Path) -> None:
-    """T08: a clean error that names the file and the key, within a second."""
+    """T08: a clean error that names the file and the key, within a second, and little is allocated."""
     content, message = HOSTILE[case]
     start = time.monotonic()
-    with pytest.raises(ModelError, match=message) as caught:
+    with allocating_at_most(len(content) + (64 << 20)), pytest.raises(ModelError, match=message) as caught:
         read(tmp_path, content)
     assert "model.gguf" in str(caught.value)
     assert time.monotonic() - start < 1

@@ -13,6 +13,7 @@ import packers
 import pytest
 from one_sequence import OneSequence
 from packers import Packed, pack_model
+from support.memory import allocating_at_most
 from tiny_models import TINY_MODELS, write_safetensors
 
 from ramet.errors import ModelError
@@ -128,6 +129,11 @@ def test_bits_that_mean_something_else_are_another_model(tmp_path: Path) -> None
     assert first != second
 
 
+def test_packed_tensors_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"quantization_config is missing, though there is model\.layers\.0\..*qweight"):
+        load_folder(write(tmp_path, pack_model(LLAMA.tensors, packers.awq)[0], None))
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -240,8 +246,9 @@ def test_t09_tensors_that_do_not_fit(case: str, packed_models: dict[str, dict[st
     scheme, changes, message = HOSTILE[case]
     changes = {Q + kind: tensor for kind, tensor in changes.items()}
     tensors = {n: t for n, t in (packed_models[scheme] | changes).items() if t is not None}
-    with pytest.raises(ModelError, match=message) as caught:
-        load_folder(write(tmp_path, tensors, CASES[scheme][0]))
+    folder = write(tmp_path, tensors, CASES[scheme][0])
+    with allocating_at_most(64 << 20), pytest.raises(ModelError, match=message) as caught:
+        load_folder(folder)
     assert "\n" not in str(caught.value)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from support.memory import allocating_at_most
 from tiny_models import write_safetensors
 
 from ramet.errors import ModelError
@@ -81,7 +82,9 @@ def test_tensor_that_its_shard_does_not_hold(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../a.safetensors", "/etc/passwd", "a.bin", "sub/a.safetensors", "", 3, None])
+@pytest.mark.parametrize(
+    "shard", ["../a.safetensors", "/etc/passwd", "a.bin", "sub/a.safetensors", "x" * 300 + ".safetensors", "", 3, None]
+)
 def test_index_that_names_no_file_of_the_folder(shard: object, tmp_path: Path) -> None:
     index(tmp_path, {"w": shard})
     with pytest.raises(ModelError, match="is mapped to"):
@@ -132,9 +135,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_file(case: str, tmp_path: Path) -> None:
+    """T09: a clean error that names the file and the tensor, and next to nothing allocated."""
     content, message = HOSTILE[case]
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=message) as caught:
+    with allocating_at_most(len(content) + (64 << 20)), pytest.raises(ModelError, match=message) as caught:
         read_safetensors(path)
     assert "model.safetensors" in str(caught.value)
