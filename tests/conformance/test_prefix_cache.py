@@ -263,3 +263,26 @@ def test_the_check_sees_a_lock_that_nobody_holds(any_cache, size):
 def test_a_page_holds_at_least_one_token(kind):
     with pytest.raises(ValueError, match="at least 1"):
         CACHES[kind](0)
+
+
+def test_what_went_on_behind_a_key_is_known(cache, size):
+    tokens = run(1, 2, 3, size=size)
+    cache.unlock(store(cache, tokens, 10)[0].lock)
+    before = cache.stats()
+    for cut in (0, 1, size, size + 1, 2 * size, 3 * size - 1):
+        assert cache.continuation(key(tokens[:cut]), 2).tolist() == tokens[cut : cut + 2].tolist()
+    assert cache.continuation(key(tokens), 9).tolist() == []
+    assert cache.continuation(key([*tokens[:size], 5_000_000]), 9).tolist() == []
+    assert cache.continuation(key(tokens[:size], salt="t"), 9).tolist() == []
+    assert cache.stats() == before
+
+
+def test_of_several_continuations_one_is_told_whole(cache, size):
+    ways = [run(1, 2, 4, size=size), run(1, 3, 5, size=size)]
+    for number, tokens in enumerate(ways):
+        cache.unlock(store(cache, tokens, 10 * (number + 1))[0].lock)
+    assert cache.continuation(key(ways[0][:size]), 2 * size).tolist() == ways[1][size:].tolist(), "the newest"
+
+
+def test_a_cache_that_keeps_nothing_knows_no_continuation():
+    assert NullCache(4).continuation(key([1, 2]), 5).tolist() == []

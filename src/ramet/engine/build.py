@@ -28,7 +28,8 @@ from ramet.model.source import open_model
 from ramet.model.spec import Checkpoint, ModelSpec, Progress, TextSource, silent
 from ramet.runner.kv_tensors import allocate_kv, kv_bytes_per_token, num_pages_for
 from ramet.runner.local import LocalRunner
-from ramet.schedule.drafts import Drafters, no_drafts
+from ramet.schedule.drafts import Drafters
+from ramet.schedule.lookup import BestGuess, PromptLookup
 from ramet.schedule.policy import make_policy
 from ramet.schedule.scheduler import Scheduler
 from ramet.structured.compiler import GrammarCompiler, TokenTable
@@ -91,7 +92,7 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
     eos_ids = frozenset(spec.eos_ids or (text.tokenizer.eos_ids if text.tokenizer else ()))
-    drafters = _drafters(config.scheduler, text.tokenizer)
+    drafters = _drafters(config.scheduler, text.tokenizer, kv)
     engine = Engine(
         runner=LocalRunner(decoder, backend, layers, page_size),
         scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv), drafters),
@@ -115,14 +116,19 @@ def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int)
     return GrammarCompiler(TokenTable(pieces, frozenset(filter(tokenizer.is_special, ids)), frozenset(eos_ids), vocab_size))
 
 
-def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None) -> Drafters:
-    """Who guesses for a sequence: its grammar, where it has one."""
-    if tokenizer is None or config.jump_forward == "off":
-        return no_drafts
-    speller = Speller(partial(_encode_bytes, tokenizer), [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)])
+def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None, kv: KVManager) -> Drafters:
+    """Who guesses for a sequence: its grammar, where it has one, and where it is asked for, text that is there."""
+    kinds: list[Drafters] = []
+    if tokenizer is not None and config.jump_forward == "on":
+        pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+        speller = Speller(partial(_encode_bytes, tokenizer), pieces)
+        kinds.append(lambda seq: None if seq.matcher is None else JumpForward(seq, seq.matcher, speller))
+    if config.speculative == "ngram":
+        kinds.append(lambda seq: PromptLookup(seq, config.num_speculative_tokens, kv.continuation))
 
     def drafter(seq: Sequence) -> Drafter | None:
-        return None if seq.matcher is None else JumpForward(seq, seq.matcher, speller)
+        made = [one for kind in kinds if (one := kind(seq)) is not None]
+        return BestGuess(*made) if len(made) == 2 else made[0] if made else None
 
     return drafter
 

@@ -19,7 +19,7 @@ from ramet.core.ports import CacheLock
 from ramet.core.request import Namespace
 from ramet.kv.pool import OwnershipError
 from ramet.kv.prefix import CacheStats, Inserted, Match, PartialPage, PrefixKey
-from ramet.kv.tree import TOKEN_BYTES, Children, TreeLock, check_insert, count_locks, require
+from ramet.kv.tree import TOKEN_BYTES, Children, TreeLock, check_insert, count_locks, int32_view, require
 
 __all__ = ["HashedCache", "page_digests", "sha256"]
 
@@ -165,6 +165,20 @@ class HashedCache:
 
     def num_kept(self, num_tokens: int) -> int:
         return num_tokens - num_tokens % self.page_size
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> Int32:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return int32_view(b"")
+        path, near, common = self._walk(root, key.tokens.tobytes())
+        if path[-1].depth * self.page_size + common < len(key.tokens):
+            return int32_view(b"")
+        entry = path[-1] if near is None else near
+        found = b"" if near is None else near.data[common * TOKEN_BYTES :]
+        while len(found) < num_tokens * TOKEN_BYTES and entry.children.items:
+            entry = next(reversed(entry.children.items.values()))
+            found += entry.data
+        return int32_view(found[: num_tokens * TOKEN_BYTES])
 
     def stats(self) -> CacheStats:
         return CacheStats(self._num_entries, len(self._queue), self._num_entries - len(self._queue))

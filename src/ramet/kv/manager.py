@@ -72,6 +72,11 @@ class KVManager:
         differs = np.flatnonzero(seq.tokens.view(0, most) != other.tokens.view(0, most))
         return int(differs[0]) if len(differs) else most
 
+    def continuation(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Up to so many tokens that another sequence had behind all of this one's, where the cache knows of one."""
+        found: list[int] = self.cache.continuation(self._key(seq, len(seq.tokens)), num_tokens).tolist()
+        return found
+
     def admit(self, seq: Sequence, reserve_pages: int = 0) -> bool:
         """Give a sequence without pages all that its tokens need, cached ones first; False if there is no room.
 

@@ -66,6 +66,9 @@ class NullCache:
     def num_kept(self, num_tokens: int) -> int:
         return 0
 
+    def continuation(self, key: PrefixKey, num_tokens: int) -> Int32:
+        return np.empty(0, np.int32)
+
     def stats(self) -> CacheStats:
         return CacheStats(len(self._live), 0, sum(lock.num_pages for lock in self._live))
 

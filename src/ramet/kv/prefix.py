@@ -113,6 +113,10 @@ class PrefixCache(Protocol):
         """Of a published sequence of that many tokens, how many another one could find."""
         ...
 
+    def continuation(self, key: PrefixKey, num_tokens: int) -> Int32:
+        """Up to ``num_tokens`` tokens that are cached behind all of ``key``'s, of the newest of several; changes nothing."""
+        ...
+
     def stats(self) -> CacheStats: ...
 
     def owned_pages(self) -> Int32:

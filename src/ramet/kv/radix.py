@@ -179,6 +179,22 @@ class RadixCache:
     def num_kept(self, num_tokens: int) -> int:
         return num_tokens - num_tokens % self.page_size
 
+    def continuation(self, key: PrefixKey, num_tokens: int) -> Int32:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return int32_view(b"")
+        data = key.tokens.tobytes()
+        path, near, common = self._walk(root, data)
+        passed = path[-1].end * self._page_bytes + common * TOKEN_BYTES
+        if passed < len(data):
+            return int32_view(b"")
+        node = path[-1] if near is None else near
+        found = b"" if near is None else near.data[common * TOKEN_BYTES :]
+        while len(found) < num_tokens * TOKEN_BYTES and node.children.items:
+            node = max(node.children.items.values(), key=lambda child: child.last_access)
+            found += node.data
+        return int32_view(found[: num_tokens * TOKEN_BYTES])
+
     def stats(self) -> CacheStats:
         return CacheStats(self._num_nodes, self._num_evictable, self._num_locked)
 

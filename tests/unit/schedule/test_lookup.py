@@ -1,0 +1,103 @@
+"""Guesses from text that is there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support.engines import CACHES, Bench
+
+from ramet.core.ids import IntBuffer
+from ramet.core.request import Sequence
+from ramet.schedule.lookup import BestGuess, PromptLookup
+
+
+def sequence(tokens: list[int]) -> Sequence:
+    return SimpleNamespace(tokens=IntBuffer(tokens), matcher=None)  # type: ignore[return-value]
+
+
+def nothing(seq: Sequence, num_tokens: int) -> list[int]:
+    return []
+
+
+def test_what_stood_behind_the_last_tokens_before_is_guessed() -> None:
+    lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 6, 1, 2, 3]), 8, nothing)
+    assert lookup.propose(3, 0.01) == [4, 5, 6]
+    assert lookup.propose(1, 0.01) == [4]
+    assert PromptLookup(sequence([1, 2, 3, 4, 5, 6, 2, 3, 9]), 8, nothing).propose(3, 0.01) == []
+    assert PromptLookup(sequence([1]), 8, nothing).propose(3, 0.01) == []
+
+
+def test_the_newest_of_several_counts_and_new_tokens_are_seen() -> None:
+    seq = sequence([1, 2, 3, 4, 1, 2, 3, 5, 7])
+    lookup = PromptLookup(seq, 8, nothing)
+    assert lookup.propose(2, 0.01) == []
+    for token_id in (1, 2, 3):
+        seq.tokens.append(token_id)
+        lookup.propose(2, 0.01)
+    assert lookup.propose(2, 0.01) == [5, 7]
+
+
+def test_the_cache_is_followed_while_it_is_right() -> None:
+    seq = sequence([1, 2])
+    asked = []
+
+    def continuation(seq: Sequence, num_tokens: int) -> list[int]:
+        asked.append(len(seq.tokens))
+        return [3, 4, 5, 6] if len(asked) == 1 else []
+
+    lookup = PromptLookup(seq, 8, continuation)
+    assert lookup.propose(2, 0.01) == [3, 4]
+    for token_id in (3, 4):
+        seq.tokens.append(token_id)
+    assert lookup.propose(9, 0.01) == [5, 6]
+    assert asked == [2], "it is not asked again for what it has told"
+    seq.tokens.append(9)
+    assert lookup.propose(2, 0.01) == []
+    for _ in range(20):
+        seq.tokens.append(9)
+        lookup.propose(2, 0.01)
+    assert asked == [2, 5, 21], "and seldom where it knows nothing"
+
+
+def test_bad_guesses_become_few_and_come_back() -> None:
+    lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]), 8, nothing)
+    first = len(lookup.propose(8, 0.2))
+    rests = []
+    for _ in range(7):
+        lookup.learn(1, [99])
+        rests.append(0)
+        while not (found := lookup.propose(8, 0.2)):
+            rests[-1] += 1
+    assert rests == [1, 3, 7, 15, 31, 31, 31]
+    assert len(found) < first
+    for _ in range(20):
+        lookup.learn(4, [4, 5, 6, 7, 8])
+    assert len(lookup.propose(8, 0.2)) > first
+
+
+def test_one_is_asked_where_the_other_has_none() -> None:
+    empty = PromptLookup(sequence([1]), 8, nothing)
+    full = PromptLookup(sequence([1, 2, 3, 4, 1, 2, 3]), 8, nothing)
+    both = BestGuess(empty, full)
+    assert both.propose(1, 0.01) == [4]
+    before = empty.trust, full.trust
+    both.learn(1, [9])
+    assert (empty.trust, full.trust < before[1]) == (before[0], True)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_repeated_request_is_answered_from_the_cache_in_fewer_steps(cache: str) -> None:
+    bench = Bench(cache=cache, num_pages=200)
+    bench.scheduler._drafters = lambda seq: PromptLookup(seq, 8, bench.kv.continuation)
+    steps = []
+    for _ in range(2):
+        before = bench.engine.stats().scheduler.num_steps
+        bench.submit([5, 6, 7, 8, 9], temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
+        bench.run()
+        steps.append(bench.engine.stats().scheduler.num_steps - before)
+    bench.check_against_cold()
+    if cache == "null":
+        assert steps[1] == steps[0]
+    else:
+        assert steps[1] < steps[0] / 2
