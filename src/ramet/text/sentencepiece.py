@@ -50,11 +50,13 @@ class Spelling:
         if self.charsmap:
             steps.append(normalizers.Precompiled(self.charsmap))
         if self.trims:
-            steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+            steps += [normalizers.Strip(right=False), normalizers.Replace(Regex(" {2,}"), " ")]
         if self.space == "each":
             steps.append(normalizers.Prepend(_MARK))
         if self.space != "first":
             steps.append(normalizers.Replace(" ", _MARK))
+        if self.trims:
+            steps.append(normalizers.Replace(Regex(f"[ {_MARK}]+$"), ""))
         return normalizers.Sequence(steps)
 
     def pre_tokenizers(self) -> list[pre_tokenizers.PreTokenizer]:

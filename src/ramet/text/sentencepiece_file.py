@@ -109,7 +109,7 @@ def read_sentencepieces(data: bytes, where: str, space: SpaceInFront) -> Sentenc
 def _special(trainer: Mapping[int, _Value], field: int, default: int, num_tokens: int, where: str) -> int | None:
     """An id that the trainer's part names; -1, which is written in 64 bits, is none."""
     value = _integer(trainer, field, default, where)
-    if value >= 1 << 63:
+    if value >= 1 << 63 or (field not in trainer and value >= num_tokens):
         return None
     if value >= num_tokens:
         raise ModelError(f"{where}: names token {value}, but has {num_tokens}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import models
 
 from ramet.errors import ModelError
+from ramet.text.charsmap import MAX_REPLACEMENT, check_charsmap
 from ramet.text.tokenizer_config import affix, named_token
-from ramet.text.vocabulary import Vocabulary, byte_level_bytes, byte_token, special_affixes
+from ramet.text.vocabulary import MAX_TOKENS, Vocabulary, byte_level_bytes, byte_token, special_affixes
 
 __all__ = ["vocabulary_of_json"]
 
@@ -22,30 +25,78 @@ _Spell = Callable[[str, bool], bytes]
 def vocabulary_of_json(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     """Read a tokenizer.json. Raises ``ModelError``."""
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception
+        return _vocabulary(tokenizers.Tokenizer.from_file(str(path)), config, path)
+    except ModelError:
+        raise
+    except BaseException as error:  # the package raises bare Exception, and its panics are not even that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
+
+
+def _vocabulary(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> Vocabulary:
     backend.no_truncation()
     backend.no_padding()
+    if backend.normalizer is not None:
+        _check_normalizer(json.loads(backend.normalizer.__getstate__()), str(path))
     spell, leading_spaces = _spelling(backend, path)
     added = backend.get_added_tokens_decoder()
     tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
-    pieces = [b""] * (max(tokens, default=-1) + 1)
+    count = max(tokens, default=-1) + 1
+    if count > MAX_TOKENS:
+        raise ModelError(f"{path}: has a token with id {count - 1}; ids are under {MAX_TOKENS}")
+    pieces = [b""] * count
     for token_id, token in tokens.items():
         pieces[token_id] = spell(token, token_id in added)
     bos_id = named_token(backend, config, "bos_token", str(path))
     eos_id = named_token(backend, config, "eos_token", str(path))
+    special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+    plain = _plain(backend, special_ids, path)
     prefix, suffix = special_affixes(lambda text, special: backend.encode(text, add_special_tokens=special).ids)
     return Vocabulary(
         backend=backend,
+        plain=plain,
         pieces=tuple(pieces),
-        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        special_ids=special_ids,
         bos_id=bos_id,
         eos_ids=() if eos_id is None else (eos_id,),
         prefix=affix(config, "add_bos_token", bos_id, prefix, str(path)),
         suffix=affix(config, "add_eos_token", eos_id, suffix, str(path)),
         leading_spaces=leading_spaces,
     )
+
+
+def _check_normalizer(state: Mapping[str, Any], where: str) -> None:
+    """Refuse what could break or fill the memory in the middle of a request."""
+    for step in state.get("normalizers", ()):
+        _check_normalizer(step, where)
+    if state["type"] == "Precompiled":
+        check_charsmap(base64.b64decode(state["precompiled_charsmap"]), where)
+    longest = max(len(str(state.get("content", ""))), len(str(state.get("prepend", ""))))
+    if longest > MAX_REPLACEMENT:
+        raise ModelError(f"{where}: a normalizer puts {longest} characters in place of some; {MAX_REPLACEMENT} are allowed")
+
+
+def _plain(backend: tokenizers.Tokenizer, special_ids: frozenset[int], path: Path) -> tokenizers.Tokenizer | None:
+    """An encoder that takes special tokens for text, where the model needs one of its own: see sentencepiece.py."""
+    if isinstance(backend.model, models.BPE):
+        unknown = backend.model.unk_token
+        if unknown is not None and backend.model.token_to_id(unknown) is None:
+            raise ModelError(f"{path}: unk_token {unknown[:40]!r} is not in the vocabulary")
+        return None
+    if not isinstance(backend.model, models.Unigram):
+        raise ModelError(f"{path}: model {type(backend.model).__name__} is not supported; BPE and Unigram are")
+    state = json.loads(backend.model.__getstate__())
+    if state["unk_id"] is None:
+        raise ModelError(f"{path}: a Unigram model without unk_id, which cannot read what it has no token for")
+    scored = [("" if i in special_ids else token, score) for i, (token, score) in enumerate(state["vocab"])]
+    plain = tokenizers.Tokenizer(models.Unigram(scored, state["unk_id"], state.get("byte_fallback", False)))
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    plain.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items()) if not token.special])
+    return plain
 
 
 def _spelling(backend: tokenizers.Tokenizer, path: Path) -> tuple[_Spell, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,36 @@ def gguf(
     }
     return {"tokenizer.ggml." + key: value for key, value in found.items() if value is not None}
 
+
+def varint(value: int) -> bytes:
+    """A number in a protocol buffer."""
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, value: int | float | bytes) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def piece(token: str, score: float = 0.0, kind: int = NORMAL) -> bytes:
+    return field(1, field(1, token.encode()) + field(2, score) + field(3, kind))
+
+
+def sentencepiece_model(*more: bytes, kind: int = 2, normalizer: bytes = b"\x20\x00") -> bytes:
+    """A SentencePiece model: ``<unk> <s> </s>``, the bytes from id 3, the words of ``PIECES`` from id 259, ``more`` fields."""
+    pieces = [piece("<unk>", 0.0, UNKNOWN), piece("<s>", 0.0, CONTROL), piece("</s>", 0.0, CONTROL)]
+    pieces += [piece(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
+    pieces += [piece(token, -1.0 - i) for i, token in enumerate(PIECES)]
+    return b"".join(pieces) + b"".join(more) + field(2, field(3, kind)) + field(3, normalizer)
+
+
+PIECES = ["▁", "a", "b", "▁a", "ab", "▁ab"]
+FIRST_PIECE = 259
 
 WORDS = ["▁", "▁lead", "▁one", ".", "▁two", "▁three", "x"]
 FIRST_WORD = 259
