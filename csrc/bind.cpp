@@ -310,6 +310,7 @@ NB_MODULE(_native, m) {
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("attention", &attention, nb::arg("q").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg(), nb::arg(), nb::arg().noconvert());
+  bind_automaton(m);
   bind_program(m);
   bind_sampling(m, kernels);
 }

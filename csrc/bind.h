@@ -26,6 +26,7 @@ int64_t dim(const A& array, size_t i) {
 }
 
 KV to_kv(const Store& keys, const Store& values);
+void bind_automaton(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m, nb::class_<Kernels>& kernels);
 

@@ -1,4 +1,5 @@
-"""From what is asked (``GrammarSpec``) to matchers, by way of one Lark grammar and llguidance.
+"""From what is asked (``GrammarSpec``) to matchers: patterns and choices by automata of our own, the rest by way of one Lark
+grammar and llguidance, which also takes the patterns whose automaton would be too large: it makes states as they are met.
 
 Bounds come first (``schema``, ``regex``, ``lark``), because the compiler recurses on the machine's stack and cannot be stopped.
 Its own limits come second, and a trial third: a grammar that fails within its first tokens is refused here and not in the midst
@@ -12,14 +13,17 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import llguidance
 import numpy as np
 
+from ramet._native import TokenAutomaton
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
+from ramet.core.ports import Matcher
 from ramet.errors import GrammarError
+from ramet.structured.automaton import Automata
 from ramet.structured.ebnf import lark_of_ebnf
 from ramet.structured.lark import checked_lark, is_ebnf
 from ramet.structured.matcher import GuidanceMatcher, reason
@@ -29,7 +33,8 @@ from ramet.structured.schema import checked_schema
 __all__ = ["GrammarCompiler", "TokenTable", "lark_of"]
 
 _MAX_CACHED = 128
-_MAX_CACHED_BYTES = 256 * 1024  # of grammar text; compiled it takes some 300 times that, at worst 500 times
+_MAX_CACHED_BYTES = 128 * 1024 * 1024
+_GUIDE_BYTES = 500  # of what llguidance makes, for each byte of a grammar, at worst
 _TRIAL_TOKENS = 8
 _STRIDE = 7919
 
@@ -63,7 +68,7 @@ class TokenTable:
 
 
 class GrammarCompiler:
-    """``Grammars`` over llguidance. To make one reads the whole vocabulary: 0.2 s for 49,000 tokens.
+    """``Grammars`` of all kinds. To make one reads the whole vocabulary: 0.2 s for 49,000 tokens.
 
     ``check`` may be called from any thread; ``matcher``, which keeps what it has compiled, from one.
     """
@@ -73,33 +78,42 @@ class GrammarCompiler:
         self._tokenizer = llguidance.LLTokenizer(vocabulary)  # type: ignore[arg-type]
         self._vocab_size = tokens.vocab_size
         self._num_words = -(-len(vocabulary.tokens) // 32)
-        self._unending = ~_mask([vocabulary.eos_token_id, *tokens.eos_ids], self._num_words)
+        no_text = {vocabulary.eos_token_id, *tokens.eos_ids}
+        self._unending = ~_mask(no_text, self._num_words)
+        no_text.update(tokens.special_ids)
+        self._automata = Automata([b"" if i in no_text else one for i, one in enumerate(vocabulary.tokens)], self._num_words)
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
-        self._cached: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
+        self._cached: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self._cached_bytes = 0
 
     def check(self, spec: GrammarSpec) -> None:
         """Raise ``GrammarError`` where ``matcher`` would. Takes milliseconds and keeps nothing."""
         self._compile(spec)
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> GuidanceMatcher:
-        guide = self._cached.get(spec)
-        if guide is None:
-            guide = self._compile(spec)
-            self._keep(spec, guide)
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
+        compiled = self._cached.get(spec)
+        if compiled is None:
+            compiled = self._compile(spec)
+            self._keep(spec, compiled)
         else:
             self._cached.move_to_end(spec)
-        ending = _mask((one for one in stop_ids if one < self._vocab_size), self._num_words)
-        return GuidanceMatcher(guide.deep_copy(), self._unending & ~ending, ending)
+        ending_ids = [one for one in stop_ids if one < self._vocab_size]
+        if isinstance(compiled, TokenAutomaton):
+            return self._automata.matcher(compiled, ending_ids)
+        ending = _mask(ending_ids, self._num_words)
+        return GuidanceMatcher(compiled.deep_copy(), self._unending & ~ending, ending)
 
-    def _keep(self, spec: GrammarSpec, guide: llguidance.LLMatcher) -> None:
-        self._cached[spec] = guide
-        self._cached_bytes += len(spec.text)
+    def _keep(self, spec: GrammarSpec, compiled: _Compiled) -> None:
+        self._cached[spec] = compiled
+        self._cached_bytes += _num_bytes(spec, compiled)
         while len(self._cached) > _MAX_CACHED or self._cached_bytes > _MAX_CACHED_BYTES:
-            oldest, _ = self._cached.popitem(last=False)
-            self._cached_bytes -= len(oldest.text)
+            self._cached_bytes -= _num_bytes(*self._cached.popitem(last=False))
 
-    def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
+    def _compile(self, spec: GrammarSpec) -> _Compiled:
+        automaton = self._automata.compile(spec) if spec.kind in ("regex", "choice") else None
+        return self._guide(spec) if automaton is None else automaton
+
+    def _guide(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec) + _OPTIONS)
         guide = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         name = _NAMES[spec.kind]
@@ -122,6 +136,13 @@ class GrammarCompiler:
             matcher.accept(int(ids[step * _STRIDE % len(ids)]))
             if matcher.is_finished:
                 return
+
+
+_Compiled: TypeAlias = TokenAutomaton | llguidance.LLMatcher
+
+
+def _num_bytes(spec: GrammarSpec, compiled: _Compiled) -> int:
+    return compiled.num_bytes if isinstance(compiled, TokenAutomaton) else _GUIDE_BYTES * len(spec.text)
 
 
 _NAMES = {"json": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "choice", "grammar": "grammar"}

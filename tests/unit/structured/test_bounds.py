@@ -197,23 +197,26 @@ def test_what_the_two_tests_above_ask_can_be_true() -> None:
 def test_t17_what_is_kept_is_bounded_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     small = GrammarCompiler(TokenTable([bytes([b]) for b in range(256)], frozenset(), (256,), VOCAB_SIZE))
     monkeypatch.setattr(compiler, "_MAX_CACHED", 20)
-    monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 3_000)
+    monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 100_000)
     for i in range(100):
         small.matcher(GrammarSpec("regex", f"a{i}"), frozenset())
     assert len(small._cached) == 20
     for i in range(20):
-        small.matcher(GrammarSpec("regex", f"b{i}" + "c" * 500), frozenset())
-    assert len(small._cached) <= 5
-    assert small._cached_bytes == sum(len(spec.text) for spec in small._cached) <= 3_000
+        small.matcher(GrammarSpec("regex", f"b{i}" + "c" * 1_000), frozenset())
+        small.matcher(GrammarSpec("grammar", f'root ::= "{i}" r\nr ::= "c"' + " " * 50), frozenset())
+    assert 1 < len(small._cached) <= 8
+    assert small._cached_bytes == sum(compiler._num_bytes(*one) for one in small._cached.items()) <= 100_000
 
 
 def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one = GrammarCompiler(TokenTable([bytes([b]) for b in range(256)], frozenset(), (256,), VOCAB_SIZE))
     compiled = []
-    monkeypatch.setattr(compiler, "lark_of", lambda spec: compiled.append(spec) or f"start: /{spec.text}/")
-    for pattern in ("a", "b", "a", "a"):
-        one.matcher(GrammarSpec("regex", pattern), frozenset())
-    assert [spec.text for spec in compiled] == ["a", "b"]
+    compile_it = one._compile
+    monkeypatch.setattr(one, "_compile", lambda spec: compiled.append(spec.text) or compile_it(spec))
+    for text in ("a", "b", "a", "a"):
+        one.matcher(GrammarSpec("regex", text), frozenset())
+        one.matcher(GrammarSpec("grammar", f'root ::= "{text}"'), frozenset())
+    assert compiled == ["a", 'root ::= "a"', "b", 'root ::= "b"']
 
 
 def test_a_text_over_the_limit_is_refused_before_it_is_read() -> None:
