@@ -89,12 +89,19 @@ PackedWeight pack(Kernels& self, const std::vector<nb::tuple>& loaded) {
 }  // namespace
 
 KV to_kv(const Store& keys, const Store& values) {
-  const bool is_bf16 = keys.dtype() == nb::dtype<uint16_t>();
-  require(is_bf16 || keys.dtype() == nb::dtype<float>(), "keys are float32, or uint16 holding bfloat16");
+  const auto format = [&] {
+    if (keys.dtype() == nb::dtype<float>()) return KVFormat::f32;
+    if (keys.dtype() == nb::dtype<uint16_t>()) return KVFormat::bf16;
+    require(keys.dtype() == nb::dtype<int8_t>(),
+            "keys are float32, uint16 holding bfloat16, or int8 codes with their scale");
+    return KVFormat::int8;
+  }();
   require(values.dtype() == keys.dtype(), "keys and values are of one type");
   for (size_t i = 0; i < 3; ++i)
     require(keys.shape(i) == values.shape(i), "keys and values are of one shape");
-  return {keys.data(), values.data(), is_bf16, dim(keys, 0), dim(keys, 1), dim(keys, 2)};
+  const int64_t head_dim = dim(keys, 2) - kv_row_items(format, 0);
+  require(head_dim >= 0, "a row of int8 keys ends with its scale");
+  return {keys.data(), values.data(), format, dim(keys, 0), dim(keys, 1), head_dim};
 }
 
 namespace {

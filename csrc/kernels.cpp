@@ -216,14 +216,26 @@ void Kernels::rope(float* x, const float* cos, const float* sin, int64_t rows, i
 }
 
 void Kernels::store_kv(const KV& layer, int64_t slot, const float* key, const float* value) {
-  const int64_t width = layer.num_heads * layer.head_dim;
-  if (layer.is_bf16) {
-    ops_.store_bf16(static_cast<uint16_t*>(layer.keys) + slot * width, key, width);
-    ops_.store_bf16(static_cast<uint16_t*>(layer.values) + slot * width, value, width);
-  } else {
-    std::memcpy(static_cast<float*>(layer.keys) + slot * width, key, layer.slot_bytes());
-    std::memcpy(static_cast<float*>(layer.values) + slot * width, value, layer.slot_bytes());
-  }
+  const int64_t width = layer.num_heads * layer.head_dim, row = kv_row_items(layer.format, layer.head_dim);
+  const int64_t at = slot * layer.num_heads * row;
+  const auto store = [&](void* stored, const float* x) {
+    switch (layer.format) {
+      case KVFormat::f32:
+        std::memcpy(static_cast<float*>(stored) + at, x, static_cast<size_t>(width) * sizeof(float));
+        break;
+      case KVFormat::bf16:
+        ops_.store_bf16(static_cast<uint16_t*>(stored) + at, x, width);
+        break;
+      case KVFormat::int8:
+        for (int64_t h = 0; h < layer.num_heads; ++h) {
+          ops_.store_int8(static_cast<int8_t*>(stored) + at + h * row, x + h * layer.head_dim,
+                          layer.head_dim);
+        }
+        break;
+    }
+  };
+  store(layer.keys, key);
+  store(layer.values, value);
 }
 
 void Kernels::write_kv(const KV& layer, const float* keys, const float* values, const int32_t* slots,
@@ -261,7 +273,7 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
                            out,
                            layer.keys,
                            layer.values,
-                           layer.is_bf16,
+                           layer.format,
                            num_heads,
                            layer.num_heads,
                            layer.head_dim,

@@ -41,11 +41,9 @@ struct PackedWeight {
 
 // Keys and values of one layer.
 struct KV {
-  void *keys, *values;  // [num_slots][num_heads][head_dim]
-  bool is_bf16;
+  void *keys, *values;  // [num_slots][num_heads] rows
+  KVFormat format;
   int64_t num_slots, num_heads, head_dim;
-
-  size_t slot_bytes() const { return static_cast<size_t>(num_heads * head_dim) * (is_bf16 ? 2 : 4); }
 };
 
 // Rows of numbers, `ld` apart.

@@ -119,12 +119,22 @@ struct SplitRow {
   int64_t first_partial;
 };
 
+// What the keys and the values of a position and head are stored as: a row of
+//
+//   f32, bf16   [head_dim] numbers
+//   int8        [head_dim] codes, then the bytes of the float32 that they are multiplied with
+enum class KVFormat : uint8_t { f32, bf16, int8 };
+
+inline int64_t kv_row_items(KVFormat f, int64_t head_dim) {
+  return f == KVFormat::int8 ? head_dim + int64_t{sizeof(float)} : head_dim;
+}
+
 struct AttentionArgs {
   const float* q;  // [T] rows of [num_heads][head_dim], `ldq` floats apart
   int64_t ldq;
   float* out;                 // [T][num_heads][head_dim]
-  const void *keys, *values;  // [slots][num_kv_heads][head_dim], float32 or bfloat16
-  bool is_bf16;
+  const void *keys, *values;  // [slots][num_kv_heads] rows
+  KVFormat format;
   int64_t num_heads, num_kv_heads, head_dim, page_size;
   float scale;
   const int32_t *task_rows, *positions, *page_ids;
@@ -162,6 +172,7 @@ struct Ops {
   void (*rope)(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
                int64_t begin, int64_t end);
   void (*store_bf16)(uint16_t* dst, const float* src, int64_t n);
+  void (*store_int8)(int8_t* row, const float* src, int64_t n);  // a row of KVFormat::int8
   void (*attend)(const AttentionArgs&, const AttentionTask&, int64_t kv_head, float* scratch);
   void (*merge)(const AttentionArgs&, const SplitRow&, int64_t head);
   void (*sample)(const SampleArgs&, int64_t row, uint8_t* scratch);  // sampling_scratch_bytes

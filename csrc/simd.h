@@ -77,6 +77,22 @@ static inline f32x16 load_bf16_some(const uint16_t* p, int64_t n) {
   std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t));
   return load_bf16(lanes);
 }
+static inline f32x16 load_int8(const int8_t* p) {
+  f32x16 y;
+  RAMET_EACH y.r[i] = f_load_int8(p + i * kLanes);
+  return y;
+}
+static inline f32x16 load_int8_some(const int8_t* p, int64_t n) {
+  if (n >= 16) return load_int8(p);
+  int8_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n));
+  return load_int8(lanes);
+}
+static inline void store_int8_some(int8_t* p, const f32x16& whole, int64_t n) {
+  int16_t lanes[16];
+  store_int16(lanes, whole);
+  for (int64_t i = 0; i < 16 && i < n; ++i) p[i] = static_cast<int8_t>(lanes[i]);
+}
 static inline void store_some(float* p, const f32x16& x, int64_t n) {
   if (n >= 16) return store(p, x);
   float lanes[16];

@@ -37,8 +37,21 @@ void walk(const TaskView& view, float* scratch) {
 }
 
 #ifdef RAMET_TILES
+template <KVFormat kFormat>
+bool is_finite(const TaskView& view, int64_t offset) {  // of a value
+  if constexpr (kFormat == KVFormat::int8) {
+    return __builtin_isfinite(view.code_scale(view.args.values, offset));
+  } else {
+    const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + offset;
+    bool is_odd = false;  // no early end: the loop is done by vectors
+    for (int64_t d = 0; d < view.args.head_dim; ++d) is_odd |= (value[d] & 0x7f80) == 0x7f80;
+    return !is_odd;
+  }
+}
+
 // Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
 // row does not see by zero, which such a value survives.
+template <KVFormat kFormat>
 bool hides_infinities(const TaskView& view) {
   const auto position = [&](int64_t row) {
     return int64_t{view.args.positions[view.args.task_rows[view.task.first_row + row]]};
@@ -52,17 +65,15 @@ bool hides_infinities(const TaskView& view) {
     const int64_t num = last - p < kStep ? last - p : kStep;
     view.find(p, num, at);
     for (int64_t j = 0; j < num; ++j) {
-      const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + at[j];
-      bool is_found = false;  // no early end: the loop is done by vectors
-      for (int64_t d = 0; d < view.args.head_dim; ++d) is_found |= (value[d] & 0x7f80) == 0x7f80;
-      if (is_found) return true;
+      if (!is_finite<kFormat>(view, at[j])) return true;
     }
   }
   return false;
 }
 
+template <KVFormat kFormat>
 void walk_tiles(const TaskView& view, float* scratch) {
-  if (!hides_infinities(view)) return walk<TileSpans>(view, scratch);
+  if (!hides_infinities<kFormat>(view)) return walk<TileSpans<kFormat>>(view, scratch);
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;
@@ -70,7 +81,7 @@ void walk_tiles(const TaskView& view, float* scratch) {
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
-    walk<TileSpans>(TaskView(view.args, alone, view.kv_head), scratch);
+    walk<TileSpans<kFormat>>(TaskView(view.args, alone, view.kv_head), scratch);
   }
 }
 #endif
@@ -80,7 +91,8 @@ void walk_tiles(const TaskView& view, float* scratch) {
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch) {
   const TaskView view(args, task, kv_head);
 #ifdef RAMET_TILES
-  if (args.is_bf16) return walk_tiles(view, scratch);
+  if (args.format == KVFormat::bf16) return walk_tiles<KVFormat::bf16>(view, scratch);
+  if (args.format == KVFormat::int8) return walk_tiles<KVFormat::int8>(view, scratch);
 #endif
   walk<LaneSpans>(view, scratch);
 }

@@ -90,11 +90,20 @@ private:
   template <class Put>
   void each_row(const void* stored, const int64_t* at, int64_t num, int64_t d, const Put& put) const {
     const int64_t n = v_.args.head_dim - d;
-    if (v_.args.is_bf16) {
-      for (int64_t j = 0; j < num; ++j)
-        put(j, load_bf16_some(static_cast<const uint16_t*>(stored) + at[j] + d, n));
-    } else {
-      for (int64_t j = 0; j < num; ++j) put(j, load_some(static_cast<const float*>(stored) + at[j] + d, n));
+    switch (v_.args.format) {
+      case KVFormat::f32:
+        for (int64_t j = 0; j < num; ++j) put(j, load_some(static_cast<const float*>(stored) + at[j] + d, n));
+        break;
+      case KVFormat::bf16:
+        for (int64_t j = 0; j < num; ++j)
+          put(j, load_bf16_some(static_cast<const uint16_t*>(stored) + at[j] + d, n));
+        break;
+      case KVFormat::int8:
+        for (int64_t j = 0; j < num; ++j) {
+          const f32x16 codes = load_int8_some(static_cast<const int8_t*>(stored) + at[j] + d, n);
+          put(j, mul(codes, set(v_.code_scale(stored, at[j]))));
+        }
+        break;
     }
   }
 

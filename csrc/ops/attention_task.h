@@ -137,13 +137,20 @@ struct TaskView {
   // Where the keys of `num` positions from `start` on lie.
   void find(int64_t start, int64_t num, int64_t* offsets) const {
     const int32_t* page = args.page_ids + task.first_page + start / args.page_size;
-    const int64_t slot_size = args.num_kv_heads * args.head_dim;
+    const int64_t row = kv_row_items(args.format, args.head_dim), slot_size = args.num_kv_heads * row;
     int64_t within = start % args.page_size;
     for (int64_t j = 0; j < num; ++page, within = 0) {
       const int64_t left = num - j, n = args.page_size - within < left ? args.page_size - within : left;
-      int64_t at = (*page * args.page_size + within) * slot_size + kv_head * args.head_dim;
+      int64_t at = (*page * args.page_size + within) * slot_size + kv_head * row;
       for (const int64_t next = j + n; j < next; ++j, at += slot_size) offsets[j] = at;
     }
+  }
+
+  // What the codes of a row of KVFormat::int8 are multiplied with.
+  float code_scale(const void* stored, int64_t offset) const {
+    float scale;
+    std::memcpy(&scale, static_cast<const int8_t*>(stored) + offset + args.head_dim, sizeof scale);
+    return scale;
   }
 };
 

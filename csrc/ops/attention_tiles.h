@@ -1,12 +1,15 @@
-// Spans of attention by matrix tiles, for keys and values in bfloat16. 16 queries are a tile. Queries and
-// weights are the sum of two bfloat16 each, high and low, so products are as good as with 16 bits of them;
-// sums are float32, in an order that depends on nothing but the position.
+// Spans of attention by matrix tiles, for keys and values in bfloat16 or as codes. 16 queries are a tile.
+// Queries and weights are the sum of two bfloat16 each, high and low, so products are as good as with 16 bits
+// of them; sums are float32, in an order that depends on nothing but the position.
+//
+// Codes are bfloat16 numbers, all of them. A key's scale multiplies its scores, a value's scale its weights.
 #pragma once
 #include "ops/attention_task.h"
 
 namespace ramet {
 namespace RAMET_ISA {
 
+template <KVFormat kFormat>
 class TileSpans {
 public:
   TileSpans(const TaskView& view, float* scratch)
@@ -46,6 +49,7 @@ private:
   static constexpr int64_t kTileSize = kTile * kWide;
   static constexpr int64_t kScoreRow = kSpan + 16;  // rows that do not fall on the same cache sets
   static constexpr Tiles::Shape kWhole{16, 64};
+  static constexpr bool kIsScaled = kFormat == KVFormat::int8;
   using Rows = const uint16_t* [kStep];
 
   static constexpr int64_t kParts = 8;  // of the work of tiles, between which vectors do two rows each
@@ -76,6 +80,7 @@ private:
     int64_t seen[kTile];
     for (int64_t r = b.first_row; r < b.num_rows; ++r) {
       seen[r] = v_.num_seen(b.base + r, begin);
+      if constexpr (kIsScaled) scale_scores(b.scores + r * kScoreRow, seen[r]);
       b.largest[r] = largest_of(b.scores + r * kScoreRow, seen[r]);
     }
     const auto soften_one = [&](int64_t r) {
@@ -119,6 +124,7 @@ private:
   void load_span(int64_t begin, int64_t num, const Block& first) {
     int64_t at[kSpan];
     v_.find(begin, num, at);
+    if constexpr (kIsScaled) find_scales(at, num);
     const int64_t kept = v_.num_queries > kTile ? dim_steps_ * kWide : 0;
     for (int64_t j = 0; j < num; j += kStep) {
       const int64_t seen = num - j < kStep ? num - j : kStep;
@@ -133,17 +139,42 @@ private:
   template <class Work>
   void with_rows(const void* stored, const int64_t* at, int64_t seen, const Work& work) const {
     alignas(64) static constexpr uint16_t kZeros[256] = {};
+    alignas(64) uint16_t space[kStep][256];
     Rows rows;
-    for (int64_t i = 0; i < kStep; ++i)
-      rows[i] = i < seen ? static_cast<const uint16_t*>(stored) + at[i] : kZeros;
-    if (v_.args.head_dim % kWide == 0) return work(rows);
-    alignas(64) uint16_t copies[kStep][256];
-    for (int64_t i = 0; i < kStep; ++i) {
-      std::memset(copies[i] + (dim_steps_ - 1) * kWide, 0, kWide * sizeof(uint16_t));
-      std::memcpy(copies[i], rows[i], static_cast<size_t>(v_.args.head_dim) * sizeof(uint16_t));
-      rows[i] = copies[i];
-    }
+    for (int64_t i = 0; i < kStep; ++i) rows[i] = i < seen ? whole_row(stored, at[i], space[i]) : kZeros;
     work(rows);
+  }
+
+  // In `space`, unless it is stored so.
+  const uint16_t* whole_row(const void* stored, int64_t at, uint16_t* space) const {
+    const int64_t dims = v_.args.head_dim;
+    if constexpr (kIsScaled) {
+      const auto* codes = static_cast<const int8_t*>(stored) + at;
+      const auto upper_halves = [&](int64_t d) {
+        const f32x16 x = dims > d ? load_int8_some(codes + d, dims - d) : set(0.0f);
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x.r[0]), 16));
+      };
+      for (int64_t d = 0; d < dim_steps_ * kWide; d += 16)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(space + d), upper_halves(d));
+      return space;
+    }
+    const auto* row = static_cast<const uint16_t*>(stored) + at;
+    if (dims % kWide == 0) return row;
+    std::memset(space + (dim_steps_ - 1) * kWide, 0, kWide * sizeof(uint16_t));
+    std::memcpy(space, row, static_cast<size_t>(dims) * sizeof(uint16_t));
+    return space;
+  }
+
+  // Of the first `num` positions of a span; those up to a whole step have zeros.
+  void find_scales(const int64_t* at, int64_t num) {
+    for (int64_t j = 0; j < num; ++j) {
+      key_scales_[j] = v_.code_scale(v_.args.keys, at[j]);
+      value_scales_[j] = v_.code_scale(v_.args.values, at[j]);
+    }
+    for (int64_t j = num; j % kStep != 0; ++j) key_scales_[j] = value_scales_[j] = 0.0f;
+  }
+  void scale_scores(float* scores, int64_t num) const {
+    for (int64_t j = 0; j < num; j += 16) store(scores + j, mul(load(scores + j), load(key_scales_ + j)));
   }
 
   // To [16 positions][dim step], each a tile [16 pairs of dims][16 positions].
@@ -223,8 +254,12 @@ private:
 
   // A step's weights take the place of its scores: 32 high parts, then 32 low ones, those of positions i and
   // i + 16 side by side.
-  static float soften_row(float* scores, int64_t num, int64_t end, float largest) {
-    return soften(scores, num, end, largest, [&](int64_t j, const f32x16& first, const f32x16& second) {
+  float soften_row(float* scores, int64_t num, int64_t end, float largest) const {
+    return soften(scores, num, end, largest, [&](int64_t j, f32x16 first, f32x16 second) {
+      if constexpr (kIsScaled) {
+        first = mul(first, load(value_scales_ + j));
+        second = mul(second, load(value_scales_ + j + 16));
+      }
       const __m512i a = _mm512_castps_si512(first.r[0]), b = _mm512_castps_si512(second.r[0]);
       const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)),
                     half = _mm512_set1_epi32(0x8000);
@@ -292,6 +327,7 @@ private:
   const int64_t dims_, dim_steps_;
   uint16_t *keys_, *values_, *queries_;
   float *scores_, *sums_;
+  alignas(64) float key_scales_[kSpan], value_scales_[kSpan];  // of codes
   const Tiles tiles_;
 };
 

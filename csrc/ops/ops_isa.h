@@ -20,6 +20,7 @@ void soft_cap(float* x, float limit, int64_t begin, int64_t end);
 void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
           int64_t begin, int64_t end);
 void store_bf16_row(uint16_t* dst, const float* src, int64_t n);
+void store_int8_row(int8_t* row, const float* src, int64_t n);
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch);
 void merge(const AttentionArgs& args, const SplitRow& row, int64_t head);
 void sample(const SampleArgs& args, int64_t i, uint8_t* memory);

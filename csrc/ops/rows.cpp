@@ -131,5 +131,26 @@ void store_bf16_row(uint16_t* dst, const float* src, int64_t n) {
   for (; i < n; ++i) dst[i] = float_to_bf16(src[i]);
 }
 
+// scale = max|x| / 127, codes half to even. NaN or infinity makes the scale NaN and the codes zero.
+void store_int8_row(int8_t* row, const float* src, int64_t n) {
+  constexpr float kLargest = 127.0f;
+  const f32x16 zero = set(0.0f);
+  f32x16 largest = zero, odd = zero;  // the second is zero as long as all numbers are finite
+  for (int64_t i = 0; i < n; i += 16) {
+    const f32x16 x = load_some(src + i, n - i);
+    largest = max(abs(x), largest);
+    odd = fma(x, zero, odd);
+  }
+  const bool is_finite = reduce_add(odd) == 0.0f;
+  const float size = is_finite ? reduce_max(largest) : __builtin_nanf("");
+  const f32x16 inverse = set(size > kTiny ? kLargest / size : 0.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const f32x16 x = is_finite ? load_some(src + i, n - i) : zero;
+    store_int8_some(row + i, round(mul(x, inverse)), n - i);
+  }
+  const float scale = size * (1.0f / kLargest);
+  std::memcpy(row + n, &scale, sizeof scale);
+}
+
 }  // namespace RAMET_ISA
 }  // namespace ramet

@@ -15,6 +15,7 @@ struct preg {  // kLanes pairs, as floats: not every machine multiplies int16 to
 };
 typedef uint32_t ureg __attribute__((vector_size(16)));  // bits of floats
 typedef uint16_t hreg __attribute__((vector_size(8)));   // kLanes 16-bit floats
+typedef int8_t breg __attribute__((vector_size(4)));     // kLanes bytes
 
 constexpr int kLanes = 4;
 constexpr int kLinearRows = 2;    // tile of a matrix product, rows
@@ -68,6 +69,7 @@ static inline freg f_load_f16(const uint16_t* p) {
 static inline freg f_load_bf16(const uint16_t* p) {
   return same_bits<freg>(__builtin_convertvector(load_as<hreg>(p), ureg) << 16);
 }
+static inline freg f_load_int8(const int8_t* p) { return __builtin_convertvector(load_as<breg>(p), freg); }
 static inline void f_store_bf16(uint16_t* p, freg x) {
   const ureg bits = same_bits<ureg>(x), upper = bits >> 16;
   const ureg rounded = (bits + 0x7fff + (upper & 1)) >> 16;

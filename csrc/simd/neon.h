@@ -46,6 +46,11 @@ static inline freg f_load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterp
 static inline freg f_load_bf16(const uint16_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
+static inline freg f_load_int8(const int8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
 static inline void f_store_bf16(uint16_t* p, freg x) {
   const uint32x4_t bits = vreinterpretq_u32_f32(x), upper = vshrq_n_u32(bits, 16);
   const uint32x4_t odd = vandq_u32(upper, vdupq_n_u32(1));

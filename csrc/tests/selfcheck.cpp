@@ -131,7 +131,7 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   }
 }
 
-void check_attention(Kernels& kernels, bool is_bf16, int64_t head_dim, int64_t page_size) {
+void check_attention(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t page_size) {
   Random random;
   const int64_t num_kv_heads = 2, num_heads = 6, width = num_kv_heads * head_dim;
   const std::vector<int32_t> lengths{300, 37, 1}, counts{2, 20, 1};
@@ -148,13 +148,20 @@ void check_attention(Kernels& kernels, bool is_bf16, int64_t head_dim, int64_t p
   const auto rows = static_cast<int64_t>(positions.size()), num_slots = page * page_size;
   std::vector<float> keys = random.reals(num_slots * width), values = random.reals(num_slots * width);
   for (auto* numbers : {&keys, &values}) {
-    for (float& v : *numbers) v = std::round(v * 64) / 64;  // bfloat16 holds them
+    for (size_t i = 0; i < numbers->size(); ++i) {  // what rows hold exactly; the first one gives the scale
+      float& v = (*numbers)[i];
+      if (format != KVFormat::int8) v = std::round(v * 64) / 64;
+      if (format == KVFormat::int8)
+        v = i % static_cast<size_t>(head_dim) == 0 ? 1.0f : std::round(v * 127) * (1.0f / 127);
+    }
   }
   std::vector<int32_t> all;
   for (int32_t slot = 0; slot < num_slots; ++slot) all.push_back(slot);
-  const size_t bytes = static_cast<size_t>(num_slots * width) * (is_bf16 ? 2 : 4);
+  const size_t item_bytes = format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
+  const size_t bytes =
+      static_cast<size_t>(num_slots * num_kv_heads * kv_row_items(format, head_dim)) * item_bytes;
   std::vector<uint8_t> key_store(bytes), value_store(bytes);  // exact in size: a read beyond is found
-  const KV layer{key_store.data(), value_store.data(), is_bf16, num_slots, num_kv_heads, head_dim};
+  const KV layer{key_store.data(), value_store.data(), format, num_slots, num_kv_heads, head_dim};
   kernels.write_kv(layer, keys.data(), values.data(), all.data(), num_slots);
 
   const std::vector<float> q = random.reals(rows * num_heads * head_dim);
@@ -187,7 +194,7 @@ void check_attention(Kernels& kernels, bool is_bf16, int64_t head_dim, int64_t p
     }
   }
   const std::string isa = kernels.ops().name;
-  const bool by_tiles = isa == "amx" && is_bf16;  // 16 bits of each query and weight
+  const bool by_tiles = isa == "amx" && format != KVFormat::f32;  // 16 bits of each query and weight
   expect_near(got, want, by_tiles ? 1e-4f : 2e-5f, isa + " attention");
 }
 
@@ -358,9 +365,9 @@ int main() {
         for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
       }
       check_linear(kernels, Format::f32, 5, 7);
-      for (const bool is_bf16 : {false, true}) {
-        check_attention(kernels, is_bf16, 24, 16);
-        check_attention(kernels, is_bf16, 64, 3);
+      for (const KVFormat kv : {KVFormat::f32, KVFormat::bf16, KVFormat::int8}) {
+        check_attention(kernels, kv, 24, 16);
+        check_attention(kernels, kv, 64, 3);
       }
       for (const int64_t width : {6, 16, 100}) check_rows(kernels, width);
       for (const int64_t size : {1, 31, 256, 257, 5000}) check_sampling(kernels, size);

@@ -26,7 +26,7 @@ PrefixCacheKind = Literal["radix", "hash", "none"]
 PolicyName = Literal["fcfs", "longest-prefix"]
 DraftKind = Literal["none", "ngram"]
 Switch = Literal["on", "off"]
-KVDtype = Literal["auto", "float32", "bfloat16"]
+KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
 
@@ -79,7 +79,9 @@ class CacheConfig:
     )
     max_total_tokens: int | None = _option(None, "limit on tokens in the pool")
     kv_cache_dtype: KVDtype = _option(
-        "auto", "float32 or bfloat16", "Type of keys and values in the pool; auto is float32 for float32 weights, else bfloat16."
+        "auto",
+        "float32, bfloat16 or int8",
+        "Type of keys and values in the pool; auto is float32 for float32 weights, else bfloat16. int8 holds twice the tokens.",
     )
 
     def __post_init__(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.kv_layers import KV_FORMATS, unwritten_kv
 
 from ramet import _native
 from ramet.core.batch import PageCopies
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import Backend, KVLayer, Weight, WeightFormat
+from ramet.kernels.backend import Backend, KVFormat, KVLayer, Weight, WeightFormat
 from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16
 from ramet.kernels.registry import make_backend
 
@@ -265,10 +266,10 @@ class TestRows:
 
 class TestWriteKV:
     @pytest.mark.parametrize("head_dim", [8, 24, 64])
-    @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-    def test_only_the_slots_change(self, backend: Backend, rng: np.random.Generator, head_dim: int, dtype: type) -> None:
+    @pytest.mark.parametrize("kv", KV_FORMATS)
+    def test_only_the_slots_change(self, backend: Backend, rng: np.random.Generator, head_dim: int, kv: KVFormat) -> None:
         keys, values, slots = normal(rng, 4, 3, head_dim), normal(rng, 4, 3, head_dim), np.array([9, 0, 3, 4], np.int32)
-        layers = [KVLayer(*(np.full((10, 3, head_dim), 7, dtype) for _ in range(2))) for _ in range(2)]
+        layers = unwritten_kv(2, 10, 3, head_dim, kv)
         backend.write_kv(layers[0], keys, values, slots)
         REFERENCE.write_kv(layers[1], keys, values, slots)
         assert same_bits(layers[0].keys, layers[1].keys)
@@ -285,6 +286,23 @@ class TestWriteKV:
             backend.write_kv(layer, rows, rows, np.zeros(1, np.int32))
             assert layer.keys.reshape(-1).tolist() == want
 
+    def test_rounding_to_int8(self, backend: Backend) -> None:
+        """A scale for each token and head, half to even; zeros stay zeros, and what is not finite makes its head NaN."""
+        rows = np.zeros((1, 6, 24), np.float32)
+        rows[0, 0, :8] = [-127, 126.5, 125.5, 0.5, -0.5, 1.5, 0.499, 3]
+        rows[0, 1, 20] = -3e38
+        rows[0, 2, :2] = 1e-32, -1e-33
+        rows[0, 4, 3], rows[0, 5, 23] = np.inf, np.nan
+        (layer,) = unwritten_kv(1, 1, 6, 24, "int8")
+        backend.write_kv(layer, rows, -rows, np.zeros(1, np.int32))
+        codes, scales = layer.keys[0, :, :24], layer.keys[0, :, 24:].copy().view(np.float32)[:, 0]
+        assert codes[0].tolist() == [-127, 126, 126, 0, 0, 2, 0, 3, *[0] * 16]
+        assert codes[1].tolist() == [0] * 20 + [-127, 0, 0, 0]
+        assert not codes[2:].any()
+        assert scales[:4].tolist() == [np.float32(x) * (1 / np.float32(127)) for x in (127, 3e38, 1e-32, 0)]
+        assert np.isnan(scales[4:]).all()
+        assert same_bits(layer.values[0, :, :24], -codes)
+
     def test_slots_beyond_the_pool_are_refused(self, backend: Backend) -> None:
         layer = KVLayer(np.zeros((4, 1, 8), np.float32), np.zeros((4, 1, 8), np.float32))
         new = np.zeros((1, 1, 8), np.float32)
@@ -293,12 +311,12 @@ class TestWriteKV:
 
 
 class TestCopyPages:
-    @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+    @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int8])
     def test_one_after_another(self, backend: Backend, rng: np.random.Generator, dtype: type) -> None:
         def ints(*values: int) -> Int32:
             return np.array(values, np.int32)
 
-        stores = [rng.integers(0, 9, (12, 2, 8)).astype(dtype) for _ in range(4)]
+        stores = [rng.integers(0, 9, (12, 2, 12)).astype(dtype) for _ in range(4)]
         want = [store.copy() for store in stores]
         copies = PageCopies(src=ints(0, 1, 2), dst=ints(1, 2, 0), num_tokens=ints(3, 4, 0))
         backend.copy_pages([KVLayer(*stores[:2]), KVLayer(*stores[2:])], copies, page_size=4)

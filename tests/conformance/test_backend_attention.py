@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.kv_layers import KV_FORMATS, unwritten_kv
 from support.sampling_rows import rows_of
 
 from ramet import _native
 from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import Backend, KVLayer
-from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16
+from ramet.kernels.backend import Backend, KVFormat, KVLayer
+from ramet.kernels.reference import ReferenceBackend, kv_to_f32
 from ramet.kernels.registry import make_backend
 
 REFERENCE = ReferenceBackend()
@@ -78,24 +79,20 @@ class Sequence:
         return -(-self.length // page_size)
 
 
-def store(sequences: list[tuple[Sequence, list[int]]], num_pages: int, page_size: int, *, bf16: bool) -> KVLayer:
-    """A layer whose slots hold NaN wherever no sequence put a key."""
+def store(sequences: list[tuple[Sequence, list[int]]], num_pages: int, page_size: int, kv: KVFormat) -> KVLayer:
+    """A layer that is NaN wherever no sequence put a key."""
     first = sequences[0][0]
-    shape = (num_pages * page_size, *first.keys.shape[1:])
-    arrays = []
-    for name in ("keys", "values"):
-        pool = np.full(shape, np.nan, np.float32)
-        for sequence, pages in sequences:
-            slots = (np.array(pages)[:, None] * page_size + np.arange(page_size)).reshape(-1)[: sequence.length]
-            pool[slots] = getattr(sequence, name)
-        arrays.append(f32_to_bf16(pool) if bf16 else pool)
-    return KVLayer(*arrays)
+    (layer,) = unwritten_kv(1, num_pages * page_size, *first.keys.shape[1:], kv)
+    for sequence, pages in sequences:
+        slots = (np.array(pages)[:, None] * page_size + np.arange(page_size)).reshape(-1)[: sequence.length]
+        REFERENCE.write_kv(layer, sequence.keys, sequence.values, slots.astype(np.int32))
+    return layer
 
 
-def attend(backend: Backend, sequence: Sequence, page_size: int, chunks: list[int], *, bf16: bool = False) -> Float32:
+def attend(backend: Backend, sequence: Sequence, page_size: int, chunks: list[int], kv: KVFormat = "float32") -> Float32:
     """The sequence alone, its rows computed in chunks: float32[length, Hq * D]."""
     pages = np.random.default_rng(page_size).permutation(sequence.num_pages(page_size) + 3)[: sequence.num_pages(page_size)]
-    layer = store([(sequence, list(pages))], len(pages) + 3, page_size, bf16=bf16)
+    layer = store([(sequence, list(pages))], len(pages) + 3, page_size, kv)
     out, done = [], 0
     for chunk in chunks:
         batch = make_batch(page_size, [Row(list(pages), done + chunk, chunk)])
@@ -106,51 +103,54 @@ def attend(backend: Backend, sequence: Sequence, page_size: int, chunks: list[in
     return np.concatenate(out)
 
 
-def assert_near(backend: Backend, bf16: bool, got: Float32, want: npt.NDArray[np.floating], rtol: float, atol: float) -> None:
-    """Tiles take bfloat16 keys with queries and weights of 16 bits: a score is off by up to 2^-16 of the products in it."""
-    loss = 8 if backend.isa == "amx" and bf16 else 1
+def assert_near(backend: Backend, kv: KVFormat, got: Float32, want: npt.NDArray[np.floating], rtol: float, atol: float) -> None:
+    """Tiles take queries and weights of 16 bits: a score is off by up to 2^-16 of the products in it. float32 keys need none."""
+    loss = 8 if backend.isa == "amx" and kv != "float32" else 1
     np.testing.assert_allclose(got, want, rtol=rtol * loss, atol=atol * loss)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((9, 3), 64), ((4, 4), 80), ((2, 1), 8), ((8, 1), 96), ((5, 1), 112), ((2, 2), 256), ((6, 2), 24)]
 )
-def test_near_the_definition(backend: Backend, heads: tuple[int, int], head_dim: int, bf16: bool) -> None:
+def test_near_the_definition(backend: Backend, heads: tuple[int, int], head_dim: int, kv: KVFormat) -> None:
     """Against plain softmax in float64, with no blocks at all."""
     sequence = Sequence(3, 75, heads, head_dim)
-    got = attend(backend, sequence, 16, [75], bf16=bf16).reshape(75, *sequence.q.shape[1:])
-    keys, values = (bf16_to_f32(f32_to_bf16(a)) if bf16 else a for a in (sequence.keys, sequence.values))
+    got = attend(backend, sequence, 16, [75], kv).reshape(75, *sequence.q.shape[1:])
+    layer = store([(sequence, [0])], 1, 75, kv)
+    keys, values = kv_to_f32(layer.keys), kv_to_f32(layer.values)
     keys, values = (a.repeat(heads[0] // heads[1], axis=1).astype(np.float64) for a in (keys, values))
     scores = np.einsum("thd,shd->ths", sequence.q, keys) * head_dim**-0.5
     scores = np.where(np.arange(75)[:, None, None] < np.arange(75), -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     want = np.einsum("ths,shd->thd", weights / weights.sum(axis=2, keepdims=True), values)
-    assert_near(backend, bf16, got, want, 2e-5, 5e-6)
+    assert_near(backend, kv, got, want, 2e-5, 5e-6)
 
 
-def test_long_context(backend: Backend) -> None:
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+def test_long_context(backend: Backend, kv: KVFormat) -> None:
     """Many spans: a few rows (split by spans) and many (walked in one go)."""
     sequence = Sequence(4, 1100, (2, 1), 16)
     pages = list(range(sequence.num_pages(16)))
-    layer = store([(sequence, pages)], len(pages), 16, bf16=True)
+    layer = store([(sequence, pages)], len(pages), 16, kv)
     for num_rows in (1, 20):
         batch, q = make_batch(16, [Row(pages, 1100, num_rows)]), sequence.q[-num_rows:]
         want = REFERENCE.attention(q, layer, REFERENCE.plan(batch), 0.25)
         got = backend.attention(q, layer, backend.plan(batch), 0.25)
-        assert_near(backend, True, got, want, 1e-4, 2e-6)
+        assert_near(backend, kv, got, want, 1e-4, 2e-6)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_bits_do_not_depend_on_pages_or_chunks(backend: Backend, bf16: bool) -> None:
+@pytest.mark.parametrize("kv", KV_FORMATS)
+def test_bits_do_not_depend_on_pages_or_chunks(backend: Backend, kv: KVFormat) -> None:
     sequence = Sequence(5, 301, (3, 1), 40)
-    want = attend(backend, sequence, 16, [301], bf16=bf16)
+    want = attend(backend, sequence, 16, [301], kv)
     for page_size, chunks in [(1, [301]), (3, [200, 101]), (64, [7] * 43), (16, [290, *[1] * 11]), (128, [100, 5, 150, 46])]:
-        assert attend(backend, sequence, page_size, chunks, bf16=bf16).tobytes() == want.tobytes(), (page_size, chunks)
+        assert attend(backend, sequence, page_size, chunks, kv).tobytes() == want.tobytes(), (page_size, chunks)
 
 
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int) -> None:
+def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int, kv: KVFormat) -> None:
     """Branches of one root, strangers, decoding and prefilling rows in one batch, in two orders."""
     length = 600
     root = Sequence(6, length, (3, 1), 32)
@@ -171,7 +171,7 @@ def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int) -> None:
     placed = [(root, root_pages)]
     placed += [(b, root_pages[:shared_pages] + take(b.num_pages(page_size) - shared_pages)) for b in branches]
     placed.append((stranger, take(stranger.num_pages(page_size))))
-    layer = store(placed, num_pages, page_size, bf16=True)
+    layer = store(placed, num_pages, page_size, kv)
     num_rows = [3, 1, 1, 5, 24, 40]
     rows = [Row(pages, sequence.length, n) for (sequence, pages), n in zip(placed, num_rows, strict=True)]
     queries = [sequence.q[-n:] for (sequence, _), n in zip(placed, num_rows, strict=True)]
@@ -185,19 +185,19 @@ def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int) -> None:
         assert together.tobytes() == np.concatenate([alone[i] for i in order]).tobytes()
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize(("name", "odd"), [("keys", np.nan), ("values", np.nan), ("values", np.inf)])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the reference's, in numpy
-def test_what_is_not_finite_reaches_later_rows_alone(backend: Backend, bf16: bool, name: str, odd: float) -> None:
+def test_what_is_not_finite_reaches_later_rows_alone(backend: Backend, kv: KVFormat, name: str, odd: float) -> None:
     """Whatever chunk the row is computed in: what is before it may be cached, and read by others."""
     sequence = Sequence(10, 301, (3, 1), 40)
-    clean = attend(backend, sequence, 16, [301], bf16=bf16)
+    clean = attend(backend, sequence, 16, [301], kv)
     getattr(sequence, name)[270, 0, 5] = odd
-    want = attend(backend, sequence, 16, [1] * 301, bf16=bf16)
+    want = attend(backend, sequence, 16, [1] * 301, kv)
     assert want[:270].tobytes() == clean[:270].tobytes()
     assert not np.isfinite(want[270:]).all(axis=1).any()
     for chunks in ([301], [200, 101], [7] * 43, [265, 6, 30]):
-        got = attend(backend, sequence, 16, chunks, bf16=bf16)
+        got = attend(backend, sequence, 16, chunks, kv)
         assert got[:270].tobytes() == clean[:270].tobytes(), chunks
         assert (np.isfinite(got) == np.isfinite(want)).all(), chunks
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from support.kv_layers import KV_FORMATS, unwritten_kv
 from test_backend import CPUS, REFERENCE, make_weight, normal, same_bits
 
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import Backend, KVLayer, WeightFormat
+from ramet.kernels.backend import Backend, KVFormat, KVLayer, WeightFormat
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import (
     AS_IT_IS,
@@ -120,9 +121,8 @@ def ints(*values: int) -> Int32:
     return np.array(values, np.int32)
 
 
-def kv_layers(dtype: type = np.uint16, num_pages: int = 80) -> list[KVLayer]:
-    unwritten = np.full((num_pages * PAGE, HEADS.num_kv_heads, HEADS.head_dim), 0x7FC0 if dtype == np.uint16 else np.nan, dtype)
-    return [KVLayer(unwritten.copy(), unwritten.copy()) for _ in range(LAYERS)]
+def kv_layers(kv: KVFormat = "bfloat16", num_pages: int = 80) -> list[KVLayer]:
+    return unwritten_kv(LAYERS, num_pages * PAGE, HEADS.num_kv_heads, HEADS.head_dim, kv)
 
 
 def feed(backend: Backend, layers: list[KVLayer], chunks: list[tuple[int, int, int]], wanted: Int32) -> TokenFeed:
@@ -151,13 +151,13 @@ def feed(backend: Backend, layers: list[KVLayer], chunks: list[tuple[int, int, i
     )
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-def test_a_program_gives_the_bits_of_its_operations(cpu: Backend, kinds: tuple[WeightFormat, ...], dtype: type) -> None:
+def test_a_program_gives_the_bits_of_its_operations(cpu: Backend, kinds: tuple[WeightFormat, ...], kv: KVFormat) -> None:
     """One row, few rows, a mixed batch, and more rows than a block has; the KV written is the same, too."""
     program = model(cpu, kinds)
     compiled, composed = cpu.compile(program), ComposedProgram(cpu, program)
-    mine, theirs = kv_layers(dtype), kv_layers(dtype)
+    mine, theirs = kv_layers(kv), kv_layers(kv)
     for chunks, wanted in (
         ([(0, 0, 1)], ints(0)),
         ([(0, 1, 9)], ints(8, 2)),

@@ -33,6 +33,7 @@ _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "batch": (1, 8),
     "threads": (1, 2),
     "what": ("plain", "warm", "preempted", "forked", "drafted"),
+    "kv": ("auto", "int8"),
 }
 # One of each mechanism: biases, parts that rotate and fused tensors, layers without rotary angles, scales, norms after.
 _FAMILIES = ("qwen2", "phi3", "smollm3", "granite", "olmo2")
@@ -113,9 +114,10 @@ class Models:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._baselines: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+        self._baselines: dict[tuple[str, str, str], list[tuple[Any, ...]]] = {}
 
     def llm(self, cell: Cell, **options: Any) -> LLM:
+        options |= {"kv_cache_dtype": cell["kv"], "kv_cache_memory": "64MiB"}
         if cell["family"] == "demo":
             return LLM(**options)
         weights = cell["weights"]
@@ -126,9 +128,9 @@ class Models:
         return LLM(str(folder), quantization=weights if weights.startswith("int") else None, **options)
 
     def baseline(self, cell: Cell) -> list[tuple[Any, ...]]:
-        name = (cell["family"], cell["weights"])
+        name = (cell["family"], cell["weights"], cell["kv"])
         if name not in self._baselines:
-            with self.llm(cell, prefix_cache="none", threads=1, page_size=16, max_running_seqs=1, kv_cache_memory="64MiB") as llm:
+            with self.llm(cell, prefix_cache="none", threads=1, page_size=16, max_running_seqs=1) as llm:
                 self._baselines[name] = [bits(llm.generate([prompt], params)[0]) for prompt, params in PROBES]
         return self._baselines[name]
 
@@ -187,7 +189,9 @@ class Bench:
     def __init__(self, llm: LLM, cell: Cell) -> None:
         self.llm, self.engine, self.cell = llm, llm._engine, cell
         self.keeps = cell["cache"] != "none"
-        self.recorder = Recorder(self.engine._runner)
+        runner = self.engine._runner
+        assert (runner._kv_layers[0].keys.dtype == np.int8) == (cell["kv"] == "int8")
+        self.recorder = Recorder(runner)
         self.engine._runner = self.recorder
 
     def submit(self, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, Sequence]:
@@ -216,7 +220,6 @@ def _compare(cell: Cell, models: Models) -> None:
         "chunked_prefill_size": cell["chunk"],
         "threads": cell["threads"],
         "max_running_seqs": cell["batch"],
-        "kv_cache_memory": "64MiB",
     }
     if cell["what"] in ("preempted", "forked"):
         options["max_running_seqs"] = max(2, cell["batch"])  # it takes two

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "model"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "model")]
 
 from one_sequence import OneSequence  # noqa: E402
 
@@ -43,7 +43,7 @@ def main() -> int:
         return 2
     backend = make_backend("cpu")
     room = -(-len(tokens) // 16) * 16
-    small = OneSequence(served, backend, room, bfloat16_kv=True)
+    small = OneSequence(served, backend, room, kv="bfloat16")
     exact = OneSequence(open_model(ModelConfig(dtype="float32")), backend, room)
     losses = np.zeros(2)
     agreements = 0

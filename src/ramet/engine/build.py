@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from ramet.config import EngineConfig, KVDtype, SchedulerConfig
 from ramet.core.ports import Drafter
@@ -15,7 +15,7 @@ from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.errors import ConfigError
-from ramet.kernels.backend import Backend, PackedWeight
+from ramet.kernels.backend import Backend, KVFormat, PackedWeight
 from ramet.kernels.registry import make_backend
 from ramet.kv.hashed import HashedCache
 from ramet.kv.manager import KVManager
@@ -65,7 +65,7 @@ class EngineParts:
     eos_ids: frozenset[int]
     page_size: int
     page_bytes: int
-    kv_dtype: Literal["float32", "bfloat16"]
+    kv_dtype: KVFormat
     backend: Backend
     products: Mapping[str, PackedWeight]
 
@@ -149,7 +149,7 @@ def _context_length(asked: int | None, model_limit: int) -> int:
     return asked or model_limit
 
 
-def _kv_dtype(asked: KVDtype, checkpoint: Checkpoint) -> Literal["float32", "bfloat16"]:
+def _kv_dtype(asked: KVDtype, checkpoint: Checkpoint) -> KVFormat:
     if asked != "auto":
         return asked
     return "float32" if checkpoint.dtype == "float32" else "bfloat16"

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_SPAN",
     "GROUP",
+    "KV_SCALE_BYTES",
     "AttentionPlan",
     "Backend",
     "FloatFormat",
+    "KVFormat",
     "KVLayer",
     "PackedWeight",
     "Picks",
@@ -44,6 +46,8 @@ ATTENTION_SPAN = 256  # key positions reduced alone, starting at absolute multip
 
 FloatFormat = Literal["f32", "f16", "bf16"]
 WeightFormat = Literal["f32", "f16", "bf16", "q8", "q4"]
+KVFormat = Literal["float32", "bfloat16", "int8"]
+KV_SCALE_BYTES = 4  # of an int8 row: a float32 behind its codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +91,14 @@ class PackedWeight(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVLayer:
-    """Keys and values of one layer: each [num_slots, Hkv, D], float32, or uint16 holding bfloat16."""
+    """Keys and values of one layer: for each slot and KV head a row.
+
+    ::
+
+      float32   float32[D]
+      bfloat16  uint16[D], upper halves of float32
+      int8      int8[D + 4], codes and behind them the bytes of the float32 that they are multiplied with
+    """
 
     keys: npt.NDArray[np.generic]
     values: npt.NDArray[np.generic]
@@ -205,7 +216,10 @@ class Backend(Protocol):
         ...
 
     def write_kv(self, layer: KVLayer, keys: Float32, values: Float32, slots: npt.NDArray[np.int32]) -> None:
-        """Store float32[T, Hkv, D] at the slots, rounded to the layer's type (half to even)."""
+        """Store float32[T, Hkv, D] at the slots, rounded to the layer's type (half to even).
+
+        The scale of int8 codes is max|x| / 127 of a row, one token's head. NaN or infinity in it makes the scale NaN.
+        """
         ...
 
     def copy_pages(self, layers: Sequence[KVLayer], copies: PageCopies, page_size: int) -> None:

@@ -7,7 +7,7 @@ float64, whatever the order, and may use BLAS.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +15,26 @@ import numpy.typing as npt
 
 from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import ATTENTION_SPAN, GROUP, AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
+from ramet.kernels.backend import (
+    ATTENTION_SPAN,
+    GROUP,
+    KV_SCALE_BYTES,
+    AttentionPlan,
+    KVLayer,
+    PackedWeight,
+    Picks,
+    RowLogprobs,
+    Weight,
+)
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import Program
 from ramet.kernels.reference_sampling import logprob_rows, sample_rows
 
-__all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "quantize_rows"]
+__all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "kv_to_f32", "quantize_heads", "quantize_rows"]
 
 
 _MAX_CODE = np.float32(32767)
+_MAX_KV_CODE = np.float32(127)
 _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _TINY = np.float32(1e-30)  # a group with nothing larger rounds to zeros
@@ -53,6 +64,19 @@ def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int16], Float32]:
     inverse = np.divide(_MAX_CODE, largest, out=np.zeros_like(largest), where=finite & (largest > _TINY))
     codes = np.rint(np.where(finite[:, :, None], groups, np.float32(0)) * inverse[:, :, None]).astype(np.int16)
     return codes.reshape(x.shape), scales
+
+
+def quantize_heads(x: Float32) -> npt.NDArray[np.int8]:
+    """int8[T, H, D + 4] rows (``KVLayer``) of float32[T, H, D]: scale = max|x| / 127, code = x / scale, half to even.
+
+    A row with NaN or infinity has scale NaN and codes 0.
+    """
+    largest = np.abs(x).max(axis=2, keepdims=True)
+    finite = np.isfinite(largest)
+    scales = np.where(finite, largest, np.float32(np.nan)) * (1 / _MAX_KV_CODE)
+    inverse = np.divide(_MAX_KV_CODE, largest, out=np.zeros_like(largest), where=finite & (largest > _TINY))
+    codes = np.rint(np.where(finite, x, np.float32(0)) * inverse).astype(np.int8)
+    return np.concatenate([codes, scales.view(np.int8)], axis=2)
 
 
 def check_parts(parts: Sequence[Weight]) -> None:
@@ -161,7 +185,7 @@ class ReferenceBackend:
 
     def write_kv(self, layer: KVLayer, keys: Float32, values: Float32, slots: Int32) -> None:
         for store, new in ((layer.keys, keys), (layer.values, values)):
-            store[slots] = f32_to_bf16(new) if store.dtype == np.uint16 else new
+            store[slots] = _KV_ROUNDINGS[store.dtype.type](new)
 
     def copy_pages(self, layers: Sequence[KVLayer], copies: PageCopies, page_size: int) -> None:
         for src, dst, num_tokens in zip(copies.src, copies.dst, copies.num_tokens, strict=True):
@@ -236,20 +260,30 @@ def _linear_quantized(x: Float32, part: Weight, scales: npt.NDArray[np.float16])
     return out
 
 
-def _as_f32(stored: npt.NDArray[np.generic]) -> Float32:
+_KV_ROUNDINGS: Mapping[type[np.generic], Callable[[Float32], npt.NDArray[np.generic]]] = {
+    np.float32: np.asarray,
+    np.uint16: f32_to_bf16,
+    np.int8: quantize_heads,
+}
+
+
+def kv_to_f32(stored: npt.NDArray[np.generic]) -> Float32:
+    """The numbers that rows of a ``KVLayer`` stand for: float32[..., D]."""
+    if stored.dtype == np.int8:
+        codes, scales = stored[..., :-KV_SCALE_BYTES], stored[..., -KV_SCALE_BYTES:]
+        return codes.astype(np.float32) * np.ascontiguousarray(scales).view(np.float32)
     return bf16_to_f32(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
 
 
 def _attend(q: Float32, layer: KVLayer, slots: Int32) -> Float32:
     """One row's float32[Hq, D] (scaled) against the keys at ``slots``: span by span, merged as they come."""
-    num_kv_heads, head_dim = layer.keys.shape[1:]
-    grouped = q.reshape(num_kv_heads, -1, head_dim)
+    grouped = q.reshape(layer.keys.shape[1], -1, q.shape[1])
     largest = np.full(grouped.shape[:2], -np.inf, np.float32)
     total: Float32 = np.zeros(grouped.shape[:2], np.float32)
     out: Float32 = np.zeros(grouped.shape, np.float32)
     for start in range(0, len(slots), ATTENTION_SPAN):
         span = slots[start : start + ATTENTION_SPAN]
-        keys, values = (_as_f32(store[span]) for store in (layer.keys, layer.values))
+        keys, values = (kv_to_f32(store[span]) for store in (layer.keys, layer.values))
         scores = (keys[:, :, None, :] * grouped).sum(axis=3)
         own_largest = scores.max(axis=0)
         weights = np.exp(scores - own_largest)

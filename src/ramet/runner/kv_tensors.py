@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from ramet.config import CacheConfig
 from ramet.errors import ConfigError
-from ramet.kernels.backend import KVLayer
+from ramet.kernels.backend import KV_SCALE_BYTES, KVFormat, KVLayer
 
 __all__ = ["allocate_kv", "default_kv_bytes", "free_bytes", "kv_bytes_per_token", "memory_limit", "num_pages_for"]
 
-_ITEM_TYPES: dict[str, np.dtype[np.generic]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
+_ITEM_TYPES: Mapping[KVFormat, np.dtype[np.generic]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+}
 _MAX_DEFAULT_BYTES = 4 << 30
 _MAX_SLOTS = 2**31 - 1  # slots are int32
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "none" as a number near 2**63
 
 
-def allocate_kv(
-    num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: Literal["float32", "bfloat16"]
-) -> list[KVLayer]:
-    """Keys and values of each layer, [num_slots, Hkv, D]; bfloat16 is held as uint16.
+def allocate_kv(num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: KVFormat) -> list[KVLayer]:
+    """Keys and values of each layer, as ``KVLayer`` says.
 
     The contents are undefined and large arrays cost memory only page by page, as slots are first written. Raises ``ConfigError``
     where the system refuses.
     """
-    shape = (num_slots, num_kv_heads, head_dim)
+    shape = (num_slots, num_kv_heads, _row_items(head_dim, dtype))
     item_type = _ITEM_TYPES[dtype]
     try:
         return [KVLayer(np.empty(shape, item_type), np.empty(shape, item_type)) for _ in range(num_layers)]
@@ -38,9 +39,13 @@ def allocate_kv(
         raise ConfigError(f"the system refused {_shown(num_bytes)} of KV memory; ask for less (--kv-cache-memory)") from error
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: Literal["float32", "bfloat16"]) -> int:
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: KVFormat) -> int:
     """Bytes that one token's keys and values take, all layers together."""
-    return 2 * num_layers * num_kv_heads * head_dim * _ITEM_TYPES[dtype].itemsize
+    return 2 * num_layers * num_kv_heads * _row_items(head_dim, dtype) * _ITEM_TYPES[dtype].itemsize
+
+
+def _row_items(head_dim: int, dtype: KVFormat) -> int:
+    return head_dim + KV_SCALE_BYTES if dtype == "int8" else head_dim
 
 
 def num_pages_for(config: CacheConfig, bytes_per_token: int, max_model_len: int) -> int:

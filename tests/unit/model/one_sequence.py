@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from support.kv_layers import unwritten_kv
 
 from ramet.core.batch import Batch, PageCopies, RowSampling
-from ramet.kernels.backend import Backend, KVLayer
+from ramet.kernels.backend import Backend, KVFormat
 from ramet.model.decoder import Decoder
 from ramet.model.spec import Checkpoint
 
@@ -20,17 +21,15 @@ def int32(values: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32
 
 
 class OneSequence:
-    """A decoder with KV for up to ``max_tokens``, as float32 or bfloat16; ``feed`` gives the logits of every token it is fed.
+    """A decoder with KV for up to ``max_tokens``; ``feed`` gives the logits of every token it is fed.
 
     Slots that were never written hold NaN.
     """
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, max_tokens: int = 512, *, bfloat16_kv: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, max_tokens: int = 512, *, kv: KVFormat = "float32") -> None:
         self.decoder = Decoder(checkpoint, backend)
         spec = checkpoint.spec
-        shape = (max_tokens, spec.num_kv_heads, spec.head_dim)
-        unwritten = np.full(shape, 0x7FC0, np.uint16) if bfloat16_kv else np.full(shape, np.nan, np.float32)
-        self.layers = [KVLayer(unwritten.copy(), unwritten.copy()) for _ in range(spec.num_layers)]
+        self.layers = unwritten_kv(spec.num_layers, max_tokens, spec.num_kv_heads, spec.head_dim, kv)
         self.num_pages = max_tokens // PAGE_SIZE
         self.length = 0
 

@@ -30,12 +30,14 @@ def free(monkeypatch):
     return lambda num_bytes: monkeypatch.setattr(kv_tensors, "free_bytes", lambda: num_bytes)
 
 
-@pytest.mark.parametrize(("dtype", "item_type"), [("float32", np.float32), ("bfloat16", np.uint16)])
-def test_layers_have_the_stated_shape_and_size(dtype, item_type):
+@pytest.mark.parametrize(
+    ("dtype", "item_type", "row"), [("float32", np.float32, 8), ("bfloat16", np.uint16, 8), ("int8", np.int8, 12)]
+)
+def test_layers_have_the_stated_shape_and_size(dtype, item_type, row):
     layers = allocate_kv(3, 32, 2, 8, dtype)
     assert len(layers) == 3
     arrays = [a for layer in layers for a in (layer.keys, layer.values)]
-    assert all(a.shape == (32, 2, 8) and a.dtype == item_type and a.flags.c_contiguous for a in arrays)
+    assert all(a.shape == (32, 2, row) and a.dtype == item_type and a.flags.c_contiguous for a in arrays)
     assert sum(a.nbytes for a in arrays) == 32 * kv_bytes_per_token(3, 2, 8, dtype)
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hand_made_batches import ints, make_batch
+from support.kv_layers import KV_FORMATS, unwritten_kv
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet.core.batch import PageCopies
@@ -13,7 +14,6 @@ from ramet.errors import ConfigError
 from ramet.kernels.registry import make_backend
 from ramet.model.decoder import Decoder
 from ramet.model.folder import load_folder
-from ramet.runner.kv_tensors import allocate_kv
 from ramet.runner.local import LocalRunner
 
 PROMPT = [7, 200, 31, 31, 90, 4, 255, 17, 60, 8, 121]
@@ -34,16 +34,13 @@ def decoder(request, tmp_path_factory):
     return Decoder(load_folder(folder), backend), backend
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=KV_FORMATS)
 def new_runner(request, decoder):
     model, backend = decoder
     spec = model.spec
 
     def make(page_size=4):
-        layers = allocate_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, request.param)
-        for layer in layers:
-            for store in (layer.keys, layer.values):
-                store.view(np.uint16)[:] = 0x7FC1  # NaN wherever nothing has been written
+        layers = unwritten_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, request.param)
         return LocalRunner(model, backend, layers, page_size)
 
     return make

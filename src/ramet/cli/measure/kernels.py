@@ -16,7 +16,7 @@ from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32, IntBuffer
 from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
-from ramet.kernels.backend import Backend, PackedWeight
+from ramet.kernels.backend import Backend, KVFormat, PackedWeight
 from ramet.model.spec import ModelSpec
 from ramet.runner.kv_tensors import allocate_kv, free_bytes
 from ramet.schedule.build import Chunk, build_batch
@@ -66,7 +66,7 @@ def product_figures(backend: Backend, products: Mapping[str, PackedWeight], num_
 class KVShape:
     """``token_bytes`` is what one token takes in all layers together; ``dtype`` is the configuration's name of the type."""
 
-    dtype: str
+    dtype: KVFormat
     token_bytes: int
 
 
@@ -126,7 +126,7 @@ def attention_figure(name: str, parts: list[Part], backend: Backend, spec: Model
     num_slots = max(part.num_slots for part in parts)
     # Each layer has memory of its own, as far as there is room: one alone would sit in a cache.
     num_layers = max(1, min(spec.num_layers, free_bytes() // 4 * spec.num_layers // (num_slots * kv.token_bytes)))
-    layers = allocate_kv(num_layers, num_slots, spec.num_kv_heads, spec.head_dim, kv.dtype)  # type: ignore[arg-type]
+    layers = allocate_kv(num_layers, num_slots, spec.num_kv_heads, spec.head_dim, kv.dtype)
     numbers = _normal(num_slots, spec.num_kv_heads, spec.head_dim)
     for layer in layers:
         backend.write_kv(layer, numbers, numbers, np.arange(num_slots, dtype=np.int32))
