@@ -221,6 +221,153 @@ def {{ f.name }}({% for name, spec in f.parameters.properties.items() %}{{ name 
 {{ messages | map(attribute="role") | unique | sort | join("+") }}
 {% if add_generation_prompt %}<|ASSISTANT|>{% endif +%}
 """,
+    # system text before the first turn, roles that must alternate, content as string or parts, -%} on both sides
+    "gemma": """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set before = messages[0]['content'] if messages[0]['content'] is string else messages[0]['content'][0]['text'] -%}
+    {%- set before = before + '\\n\\n' -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set before = "" -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- for message in turns -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("turns are of user and assistant, in turn") }}
+    {%- endif -%}
+    {%- set role = "model" if (message['role'] == 'assistant') else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (before if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("neither text nor parts") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\\n'}}
+{%- endif -%}
+""",
+    # tools in a message of their own, `in message`, not in, string comparison chains, one line, eos_token at the end
+    "phi": (
+        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+        "{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|><|end|>' }}"
+        "{% elif message['role'] not in ['tool', 'assistant'] %}{{ '<|' + message['role'] + '|>\n' + message['content'] + "
+        "'<|end|>\n' }}{% elif (message['role'] == 'assistant') %}{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    # /think in the system text, replace and rstrip, a macro over tools, is sequence, date by strftime_now, nested conditions
+    "smollm": """\
+{%- macro as_list(tools) -%}
+    {%- for tool in tools %}{{ "\\n" ~ (tool.function | string) }}{%- endfor %}
+{%- endmacro %}
+{%- if enable_thinking is not defined %}{%- set enable_thinking = true %}{%- endif %}
+{%- if messages[0].role == "system" %}
+    {%- set system_message = messages[0].content %}
+    {%- if "/no_think" in system_message %}
+        {%- set mode = "/no_think" %}
+    {%- elif "/think" in system_message %}
+        {%- set mode = "/think" %}
+    {%- else %}
+        {%- set mode = "/think" if enable_thinking else "/no_think" %}
+    {%- endif %}
+    {%- set own = system_message.replace("/no_think", "").replace("/think", "").rstrip() %}
+{%- else %}
+    {%- set mode = "/think" if enable_thinking else "/no_think" %}
+{%- endif %}
+{{- "<|im_start|>system\\nToday: " ~ strftime_now("%d %B %Y") ~ "\\nMode: " ~ mode ~ "\\n\\n" }}
+{%- if own is defined and own %}{{- own ~ "\\n\\n" }}{%- endif %}
+{%- if tools and tools is sequence and tools is not mapping %}{{- "<tools>" ~ as_list(tools) ~ "\\n</tools>" }}{%- endif %}
+{{- "<|im_end|>\\n" }}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else "" %}
+    {%- if message.role == "user" %}
+        {{ "<|im_start|>" + message.role + "\\n" + content + "<|im_end|>\\n" }}
+    {%- elif message.role == "assistant" %}
+        {%- generation %}
+        {%- set thought = "" if mode == "/think" else "<think>\\n\\n</think>\\n" %}
+        {{ "<|im_start|>assistant\\n" ~ thought ~ content.lstrip("\\n") ~ "<|im_end|>\\n" }}
+        {%- endgeneration %}
+    {%- elif message.role == "tool" %}
+    {{ "<|im_start|>user\\n" + content + "<|im_end|>\\n" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{ "<|im_start|>assistant\\n" }}{% if mode == "/no_think" %}{{ "<think>\\n\\n</think>\\n" }}{% endif %}
+{%- endif %}
+""",
+    # a system text made of what there is, documents in a loop with loop.last, tojson(indent=4), strftime_now, elif chains
+    "granite": """\
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set system_message = "Knowledge ends: April 2024.\\nToday: " + strftime_now('%B %d, %Y') + ".\\nYou are an assistant" %}
+    {%- if tools and documents %}
+        {%- set system_message = system_message + " with tools and documents." %}
+    {%- elif tools %}
+        {%- set system_message = system_message + " with tools." %}
+    {%- elif documents %}
+        {%- set system_message = system_message + " with documents." %}
+    {%- else %}
+        {%- set system_message = system_message + "." %}
+    {%- endif %}
+    {%- set turns = messages %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\\n' }}
+{%- if tools %}
+    {{- '<|start_of_role|>tools<|end_of_role|>' }}
+    {{- tools | tojson(indent=4) }}
+    {{- '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- if documents %}
+    {%- for document in documents %}
+        {{- '<|start_of_role|>document {"id": "' + (loop.index | string) + '"}<|end_of_role|>\\n' }}
+        {{- document['text'] }}
+        {{- '<|end_of_text|>\\n' if not loop.last else '<|end_of_text|>' }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in turns %}
+    {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\\n' }}
+    {%- if loop.last and add_generation_prompt %}
+        {{- '<|start_of_role|>assistant' }}
+            {%- if controls %}{{- ' ' + controls | tojson() }}{%- endif %}
+        {{- '<|end_of_role|>' }}
+    {%- endif %}
+{%- endfor %}
+""",
+    # bos_token first, eos_token only between turns, all on one line
+    "olmo": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + "
+        "'\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
+        "{% elif message['role'] == 'assistant' %}{% if not loop.last %}{{ '<|assistant|>\n' + message['content'] + eos_token + "
+        "'\n' }}{% else %}{{ '<|assistant|>\n' + message['content'] + eos_token }}{% endif %}{% endif %}"
+        "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
+    ),
+    # the first Mistral and Mixtral: spaces around [INST], the system text in the first turn, an error for any other role
+    "mixtral": """\
+{%- set system_message = messages[0]["content"] if messages[0]["role"] == "system" else "" %}
+{%- set turns = messages[1:] if system_message else messages %}
+{{- bos_token }}
+{%- for message in turns %}
+    {%- if (message["role"] == "user") != (loop.index0 % 2 == 0) %}
+        {{- raise_exception("after an optional system message, user and assistant take turns") }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- set before = system_message ~ "\\n\\n" if loop.first and system_message else "" %}
+        {{- " [INST] " + before + message["content"] + " [/INST]" }}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"] + eos_token }}
+    {%- else %}
+        {{- raise_exception("only user and assistant") }}
+    {%- endif %}
+{%- endfor %}
+""",
 }
 
 TOOLS = [

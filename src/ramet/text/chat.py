@@ -127,15 +127,16 @@ def _rules(syntax: nodes.Template) -> MessageRules:
     return MessageRules(
         knows_developer="developer" in words,
         takes_tools=any(name.name == "tools" for name in syntax.find_all(nodes.Name)),
-        tells_null=any(_is_content(node) for node in tested),
+        tells_null=any(_is_item(node, "content") for node in tested),
+        adds_arguments=any(_is_item(side, "arguments") for add in syntax.find_all(nodes.Add) for side in (add.left, add.right)),
     )
 
 
-def _is_content(node: nodes.Node) -> bool:
-    """``message.content`` or ``message["content"]``, of whatever name."""
+def _is_item(node: nodes.Node, key: str) -> bool:
+    """``x.key`` or ``x["key"]``, of whatever x."""
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return node.attr == key
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == key
 
 
 def _mark_final(message: dict[str, Any], index: int) -> str:

@@ -22,11 +22,13 @@ class MessageRules:
     """What one template needs. ``knows_developer``: it speaks of that role; else developer messages go in as system ones.
     ``takes_tools``: it has a place for them; else a request with tools is refused, not answered without them.
     ``tells_null``: it asks whether a content is none; else null goes in as the empty string, which adds to strings.
+    ``adds_arguments``: it puts a call's arguments behind a text with ``+``, so they stay JSON text; else they go in as an object.
     """
 
     knows_developer: bool
     takes_tools: bool
     tells_null: bool
+    adds_arguments: bool
 
 
 def plain_messages(messages: object, rules: MessageRules) -> list[dict[str, Any]]:
@@ -34,7 +36,7 @@ def plain_messages(messages: object, rules: MessageRules) -> list[dict[str, Any]
 
     * a list of text parts becomes one string, the parts on lines of their own; other kinds of part are refused
     * null (or no, or an empty list of) content is for assistant messages alone
-    * the arguments of a tool call, a JSON text on the wire, become the object they spell
+    * the arguments of a tool call, a JSON text on the wire, become the object they spell, unless the template adds to them
     * keys that are null are left out, and reasoning is there by each name templates use for it
     """
     if not isinstance(messages, list | tuple) or not messages:
@@ -93,7 +95,7 @@ def _message(message: object, where: str, rules: MessageRules) -> dict[str, Any]
         raise InvalidRequest(f"{where}.content is missing; only an assistant message may be without", f"{where}.content")
     copied["content"] = "" if text is None and not rules.tells_null else text
     if "tool_calls" in copied:
-        copied["tool_calls"] = _tool_calls(copied["tool_calls"], f"{where}.tool_calls")
+        copied["tool_calls"] = _tool_calls(copied["tool_calls"], f"{where}.tool_calls", rules)
         if not copied["tool_calls"]:
             del copied["tool_calls"]
     reasoning = next((copied[name] for name in _REASONING if name in copied), None)
@@ -119,15 +121,19 @@ def _content(content: object, where: str) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: object, where: str, rules: MessageRules) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where} is a list, not {shown(calls)}", where)
     for i, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"{where}[{i}] is an object with function.name and function.arguments", where)
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = _arguments(function["arguments"], f"{where}[{i}].function.arguments")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            spelled = _arguments(arguments, f"{where}[{i}].function.arguments")
+            function["arguments"] = (arguments if arguments.strip() else "{}") if rules.adds_arguments else spelled
+        elif arguments is not None and rules.adds_arguments:
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return calls
 
 
