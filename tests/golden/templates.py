@@ -255,7 +255,8 @@ def {{ f.name }}({% for name, spec in f.parameters.properties.items() %}{{ name 
 """,
     # tools in a message of their own, `in message`, not in, string comparison chains, one line, eos_token at the end
     "phi": (
-        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+        "{% for message in messages %}"
+        "{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
         "{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|><|end|>' }}"
         "{% elif message['role'] not in ['tool', 'assistant'] %}{{ '<|' + message['role'] + '|>\n' + message['content'] + "
         "'<|end|>\n' }}{% elif (message['role'] == 'assistant') %}{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' }}"
@@ -343,8 +344,10 @@ def {{ f.name }}({% for name, spec in f.parameters.properties.items() %}{{ name 
 """,
     # bos_token first, eos_token only between turns, all on one line
     "olmo": (
-        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + "
-        "'\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message['role'] == 'system' %}"
+        "{{ '<|system|>\n' + message['content'] + '\n' }}"
+        "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
         "{% elif message['role'] == 'assistant' %}{% if not loop.last %}{{ '<|assistant|>\n' + message['content'] + eos_token + "
         "'\n' }}{% else %}{{ '<|assistant|>\n' + message['content'] + eos_token }}{% endif %}{% endif %}"
         "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
