@@ -21,7 +21,8 @@ from support.oracle import Oracle
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, RequestOutput, SamplingParams
-from ramet.core.batch import Batch
+from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 from ramet.core.request import Sequence
 from ramet.runner.local import LocalRunner
@@ -166,8 +167,8 @@ class Recorder:
         self.batches.append(batch)
         self._runner.launch(batch)
 
-    def collect(self) -> StepOutput:
-        return self._runner.collect()
+    def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
+        return self._runner.collect(masks)
 
     @property
     def num_seqs(self) -> int:

@@ -62,7 +62,7 @@ class Answer:
 
 def built(step: int, page_size: int, chunks: list[Chunk], copies: PageCopies) -> Batch:
     """The batch of ``chunks``, their sequences' own sampling parameters in it."""
-    return build_batch(step, page_size, chunks, copies, SamplingRows().of([c for c in chunks if c.samples], None))
+    return build_batch(step, page_size, chunks, copies, SamplingRows().of([c for c in chunks if c.samples]))
 
 
 def plain(one: TokenLogprobs) -> Logprob:

@@ -11,7 +11,9 @@ import numpy as np
 
 from ramet.core.ids import Float32, Int32, Int64, UInt32
 
-__all__ = ["Batch", "PageCopies", "RowSampling"]
+__all__ = ["NO_MASKS", "Batch", "PageCopies", "RowSampling"]
+
+NO_MASKS: UInt32 = np.empty((0, 0), np.uint32)
 
 
 class PageCopies(msgspec.Struct, frozen=True, eq=False):
@@ -36,7 +38,8 @@ class RowSampling(msgspec.Struct, frozen=True, eq=False):
     empty means all. ``history`` holds prompt and output tokens of rows with penalties, the first
     ``history_prompt_lens[r]`` of them prompt. ``num_logprobs`` -1 is none wanted, k >= 0 the chosen one and the k best.
     ``masks`` uint32[M, W], W words of 32 tokens, has a row for each sampled row with a grammar, in their order: only tokens whose
-    bit is set may be chosen. ``mask_indptr`` tells which rows have one.
+    bit is set may be chosen. ``mask_indptr`` tells which rows have one. A batch has none yet when it is launched: they are made
+    while it computes.
     """
 
     temperature: Float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ramet.core.batch import Batch
+from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
@@ -103,10 +103,11 @@ class Grammars(Protocol):
 class Runner(Protocol):
     """Computes batches. ``launch`` starts a step, ``collect`` waits for the oldest launched one and gives its result.
 
-    Between the two nothing that the batch reads or writes may be given to anyone else. ``launch`` does the batch's page
-    copies first. Raises ``EngineDead`` only; a fault of one row is reported in ``StepOutput.errors``.
+    ``masks`` uint32[M, W] are those of the rows that the batch's ``mask_indptr`` names: they can be made between the two. Until
+    then nothing that the batch reads or writes may be given to anyone else. ``launch`` does the batch's page copies first. Raises
+    ``EngineDead`` only; a fault of one row is reported in ``StepOutput.errors``.
     """
 
     def launch(self, batch: Batch) -> None: ...
 
-    def collect(self) -> StepOutput: ...
+    def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput: ...

@@ -197,7 +197,8 @@ class Engine:
         if self._num_launched:
             self._num_launched -= 1
             with self._deadly():
-                updates = self._scheduler.update(self._runner.collect())
+                masks = self._scheduler.fill_masks()  # while the step computes
+                updates = self._scheduler.update(self._runner.collect(masks))
         updates += self._scheduler.take_news()
         for update in updates:
             if update.finish_reason is not None:

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ramet.core.batch import Batch
-from ramet.core.ids import Float32
+from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.ids import Float32, UInt32
 from ramet.core.output import StepOutput
 from ramet.errors import EngineDead
 from ramet.kernels.registry import make_backend
@@ -88,14 +89,15 @@ class FakeRunner:
     def launch(self, batch: Batch) -> None:
         self.launched.append(batch)
 
-    def collect(self) -> StepOutput:
+    def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
         batch = self.launched.popleft()
+        sampling = msgspec.structs.replace(batch.sampling, masks=masks)
         check_batch(batch, self._page_size, self._num_pages)
         _check_writers(batch)
         errors = dict(self._faults(batch))
         self._copy_pages(batch)
         logits = self._logits(batch)
-        choices = sample(self._backend, logits[batch.sample_rows], batch.sampling, range(len(batch.sample_rows)))
+        choices = sample(self._backend, logits[batch.sample_rows], sampling, range(len(batch.sample_rows)))
         errors.update({row: choice.error for row, choice in enumerate(choices) if choice.error is not None})
         wanted = batch.prompt_logprob_targets, batch.prompt_logprob_k
         prompt_logprobs = token_logprobs(self._backend, logits[batch.prompt_logprob_rows], *wanted)

@@ -1,15 +1,18 @@
-"""The runner of this process: batches computed one after another on the caller's thread."""
+"""The runner of this process: batches computed one after another."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
-from ramet.core.batch import Batch
-from ramet.core.ids import Float32, Int32
+from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.ids import Float32, Int32, UInt32
 from ramet.core.output import StepOutput, TokenLogprobs
 from ramet.errors import EngineDead
 from ramet.kernels.backend import Backend, KVLayer
@@ -19,7 +22,7 @@ from ramet.runner.sampler import sample, token_logprobs
 __all__ = ["LocalRunner", "Model"]
 
 _SLAB_ROWS = 64  # rows of logits in memory at a time: 64 * V floats, 37 MiB for a vocabulary of 150,000
-_NO_IDS = np.empty(0, np.int32)
+_NO_ROWS = np.empty((0, 0), np.float32)
 
 
 class Model(Protocol):
@@ -37,9 +40,9 @@ class Model(Protocol):
 class LocalRunner:
     """``Runner`` over a decoder, a backend and KV memory.
 
-    ``launch`` computes the whole step before it returns, so steps touch the KV memory in the order they were launched and no
-    batch is read after its ``launch``; ``collect`` hands results out in the same order. To compute later would gain nothing on
-    one thread; a runner that overlaps would put the body of ``launch`` on a thread of its own and keep the rest.
+    A batch without grammars is computed in ``launch``: to do it later would gain nothing on one thread. Where there are masks to
+    be made the layers are computed on a thread of the runner's own, so that the caller can make them meanwhile; ``collect`` then
+    chooses. Steps touch the KV memory in the order of their launch either way.
     """
 
     def __init__(self, decoder: Model, backend: Backend, kv_layers: Sequence[KVLayer], page_size: int) -> None:
@@ -48,37 +51,44 @@ class LocalRunner:
         self._kv_layers = kv_layers
         self._page_size = page_size
         self._num_pages = len(kv_layers[0].keys) // page_size
-        self._done: deque[StepOutput] = deque()
+        self._launched: deque[tuple[Batch, Future[Float32]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "ramet-layers")
 
     def launch(self, batch: Batch) -> None:
-        """Compute a step. Raises ``EngineDead`` where the batch or the computation as a whole is broken."""
-        try:
-            check_batch(batch, self._page_size, self._num_pages)
-            self._done.append(self._compute(batch))
-        except EngineDead:
-            raise
-        except Exception as error:
-            raise EngineDead(f"step {batch.step} could not be computed: {type(error).__name__}: {error}") from error
+        """Start a step. Raises ``EngineDead`` where the batch or the computation as a whole is broken."""
+        check_batch(batch, self._page_size, self._num_pages)
+        is_behind = bool(self._launched) and not self._launched[-1][1].done()
+        if is_behind or batch.sampling.mask_indptr[-1]:
+            hidden = self._thread.submit(self._hidden, batch)
+        else:
+            hidden = Future()
+            hidden.set_result(self._hidden(batch))
+        self._launched.append((batch, hidden))
 
-    def collect(self) -> StepOutput:
-        """The oldest launched step's result. Raises ``EngineDead`` where none is launched."""
-        if not self._done:
+    def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
+        """The oldest launched step's result. Raises ``EngineDead`` where none is launched or its computation is broken."""
+        if not self._launched:
             raise EngineDead("collect was called with no step launched")
-        return self._done.popleft()
+        batch, hidden = self._launched.popleft()
+        with _deadly(batch):
+            return self._choose(batch, hidden.result(), masks)
 
-    def _compute(self, batch: Batch) -> StepOutput:
-        if len(batch.page_copies):
-            self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
-        if batch.num_tokens == 0:
-            return StepOutput(batch.step, _NO_IDS, (), (), {})
-        wanted = np.concatenate([batch.prompt_logprob_rows, batch.sample_rows])
-        hidden = self._decoder.forward(batch, self._kv_layers, wanted)
+    def _hidden(self, batch: Batch) -> Float32:
+        """The wanted rows before the final norm: those of prompt logprobs, then those where a token is chosen."""
+        with _deadly(batch):
+            if len(batch.page_copies):
+                self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
+            wanted = np.concatenate([batch.prompt_logprob_rows, batch.sample_rows])
+            return self._decoder.forward(batch, self._kv_layers, wanted) if batch.num_tokens else _NO_ROWS
+
+    def _choose(self, batch: Batch, hidden: Float32, masks: UInt32) -> StepOutput:
         num_prompt_rows = len(batch.prompt_logprob_rows)
         prompt_logprobs = tuple(self._prompt_logprobs(hidden[:num_prompt_rows], batch))
+        sampling = msgspec.structs.replace(batch.sampling, masks=masks)
         choices = [
             choice
             for logits, rows in self._logits(hidden[num_prompt_rows:])
-            for choice in sample(self._backend, logits, batch.sampling, rows)
+            for choice in sample(self._backend, logits, sampling, rows)
         ]
         return StepOutput(
             step=batch.step,
@@ -100,3 +110,14 @@ class LocalRunner:
             wanted = slice(places.start, places.stop)
             targets, num_best = batch.prompt_logprob_targets[wanted], batch.prompt_logprob_k[wanted]
             yield from token_logprobs(self._backend, logits, targets, num_best)
+
+
+@contextmanager
+def _deadly(batch: Batch) -> Iterator[None]:
+    """Whatever fails in here is the step's end."""
+    try:
+        yield
+    except EngineDead:
+        raise
+    except Exception as error:
+        raise EngineDead(f"step {batch.step} could not be computed: {type(error).__name__}: {error}") from error

@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
-from ramet.core.ids import Int32, UInt32
+from ramet.core.batch import NO_MASKS
+from ramet.core.ids import UInt32
 from ramet.core.ports import Matcher
 from ramet.core.request import Sequence
 from ramet.errors import shown
 from ramet.schedule.build import Chunk
 
-__all__ = ["TokenMasks", "accept_token", "fill_masks"]
+__all__ = ["accept_token", "fill_masks"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenMasks:
-    """Masks of R sampled rows in CSR form: ``indptr`` int32[R + 1], ``words`` uint32[M, W].
+def fill_masks(chunks: list[Chunk]) -> tuple[UInt32, dict[int, str]]:
+    """Ask the matchers of the sequences whose next tokens are chosen, behind each of their drafts too.
 
-    ``errors`` maps a sampled row to what its matcher failed of; such a row's mask is empty, and its sequence ends.
+    Returns masks uint32[M, W] of the rows that have one, and what matchers failed of, by sampled row; such a row's mask is empty,
+    and its sequence ends there: a fault of one matcher is its own sequence's alone. ``chunks`` are those that sample.
     """
-
-    indptr: Int32
-    words: UInt32
-    errors: Mapping[int, str]
-
-
-def fill_masks(chunks: list[Chunk]) -> TokenMasks | None:
-    """Ask the matchers of the sequences whose next tokens are chosen, behind each of their drafts too; None where none has one.
-
-    A fault of one matcher is its own sequence's alone. ``chunks`` are those that sample.
-    """
-    num_rows = sum(len(chunk.drafts) + 1 for chunk in chunks)
     asked = [(chunk, chunk.sequence.matcher) for chunk in chunks if chunk.sequence.matcher is not None]
     if not asked:
-        return None
-    has_mask = np.zeros(num_rows + 1, np.int32)
+        return NO_MASKS, {}
     words = np.zeros((sum(len(chunk.drafts) + 1 for chunk, _ in asked), asked[0][1].num_words), np.uint32)
     errors = {}
     row = used = 0
     for chunk in chunks:
         count = len(chunk.drafts) + 1
         if chunk.sequence.matcher is not None:
-            has_mask[row + 1 : row + 1 + count] = 1
             fault = _fill(chunk.sequence.matcher, chunk.drafts, words[used : used + count])
             if fault is not None:
                 errors[row + fault[0]] = fault[1]
             used += count
         row += count
-    return TokenMasks(has_mask.cumsum(dtype=np.int32), words, errors)
+    return words, errors
 
 
 def _fill(matcher: Matcher, drafts: tuple[int, ...], words: UInt32) -> tuple[int, str] | None:

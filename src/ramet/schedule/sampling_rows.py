@@ -7,22 +7,20 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from ramet.core.batch import RowSampling
+from ramet.core.batch import NO_MASKS, RowSampling
 from ramet.core.ids import Int32
 from ramet.core.request import Sequence
 from ramet.schedule.build import Chunk, indptr_of
-from ramet.schedule.masks import TokenMasks
 
 __all__ = ["SamplingRows"]
 
 _NO_INTS: Int32 = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
-_NO_MASKS = np.empty((0, 0), np.uint32)
 
 
 class SamplingRows:
     """Makes a step's ``RowSampling``, from the last one where the same sequences are sampled again: then only the tokens'
-    positions and the masks are new. That is most steps by far, and takes 2 us for one row (a new one 23) and 10 for 64 (130).
+    positions are new. That is most steps by far, and takes 2 us for one row (a new one 23) and 10 for 64 (130).
     A step with drafts has rows of its own.
     """
 
@@ -31,8 +29,8 @@ class SamplingRows:
         self._rows = _rows_of([])
         self._is_steady = True
 
-    def of(self, chunks: list[Chunk], masks: TokenMasks | None) -> RowSampling:
-        """Of the chunks that sample, with a row for each of their drafts. ``masks`` are theirs; None where none has a grammar."""
+    def of(self, chunks: list[Chunk]) -> RowSampling:
+        """Of the chunks that sample, with a row for each of their drafts."""
         seqs = [chunk.sequence for chunk in chunks]
         if any(chunk.drafts for chunk in chunks):
             told = [_Row(chunk.sequence, chunk.drafts[:place]) for chunk in chunks for place in range(len(chunk.drafts) + 1)]
@@ -44,9 +42,7 @@ class SamplingRows:
                 self._is_steady = not any(_has_penalty(seq) or _Row(seq).is_early for seq in seqs)
             rows = self._rows
             counter = np.array([len(seq.tokens) for seq in seqs], np.int64)
-        if masks is None:
-            return msgspec.structs.replace(rows, counter=counter)
-        return msgspec.structs.replace(rows, counter=counter, mask_indptr=masks.indptr, masks=masks.words)
+        return msgspec.structs.replace(rows, counter=counter)
 
 
 class _Row(NamedTuple):
@@ -105,8 +101,8 @@ def _rows_of(rows: list[_Row]) -> RowSampling:
         history_indptr=history_indptr,
         history_ids=history_ids,
         history_prompt_lens=np.array(prompt_lens, np.int32),
-        mask_indptr=np.zeros(len(seqs) + 1, np.int32),
-        masks=_NO_MASKS,
+        mask_indptr=indptr_of(int(seq.matcher is not None) for seq in seqs),
+        masks=NO_MASKS,
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ramet.config import SchedulerConfig
-from ramet.core.batch import Batch
-from ramet.core.ids import SeqId
+from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.ids import SeqId, UInt32
 from ramet.core.output import SequenceUpdate, StepOutput, TokenLogprobs
 from ramet.core.request import Sequence, SequenceState
 from ramet.errors import EngineDead
@@ -48,6 +48,15 @@ class SchedulerStats:
     num_accepted_draft_tokens: int
 
 
+@dataclass(slots=True)
+class _Launched:
+    """A step in flight. ``mask_errors`` are of grammars, by sampled row."""
+
+    batch: Batch
+    chunks: list[Chunk]
+    mask_errors: Mapping[int, str] = field(default_factory=dict)
+
+
 class Scheduler:
     """The only one who changes sequence state.
 
@@ -67,7 +76,7 @@ class Scheduler:
         # Sequences that wait for another one, to be forked from it once its prompt is computed. All have its tokens.
         self._followers: dict[SeqId, list[Sequence]] = {}
         self._rows = SamplingRows()
-        self._launched: deque[tuple[Batch, list[Chunk], Mapping[int, str]]] = deque()
+        self._launched: deque[_Launched] = deque()
         self._news = News()
         self._now_s = 0.0
         self._num_steps = self._num_preemptions = 0
@@ -168,12 +177,18 @@ class Scheduler:
         for seq, fault in failed:
             self._fail(seq, fault)
         self._num_steps += 1
-        sampled = [chunk for chunk in chunks if chunk.samples]
-        masks = fill_masks(sampled)
-        sampling = self._rows.of(sampled, masks)
+        sampling = self._rows.of([chunk for chunk in chunks if chunk.samples])
         batch = build_batch(self._num_steps, self._kv.page_size, chunks, self._kv.take_page_copies(), sampling)
-        self._launched.append((batch, chunks, {} if masks is None else masks.errors))
+        self._launched.append(_Launched(batch, chunks))
         return batch
+
+    def fill_masks(self) -> UInt32:
+        """What the grammars allow in the oldest launched step, which may compute meanwhile; uint32[M, W], for ``collect``."""
+        if not self._launched:
+            return NO_MASKS
+        oldest = self._launched[0]
+        masks, oldest.mask_errors = fill_masks([chunk for chunk in oldest.chunks if chunk.samples])
+        return masks
 
     def _step_tokens(self) -> int:
         """Tokens that the next step may have: while answers are written, one chunk of prompts, which they all wait for."""
@@ -286,14 +301,14 @@ class Scheduler:
 
     def update(self, output: StepOutput) -> list[SequenceUpdate]:
         """Take in the result of the oldest launched step. Raises ``EngineDead``, changing nothing, where it is another's."""
-        batch, chunks, mask_errors = self._launched[0] if self._launched else (None, [], {})
-        if batch is None or output.step != batch.step or len(output.token_ids) != len(batch.sample_rows):
+        oldest = self._launched[0] if self._launched else None
+        if oldest is None or output.step != oldest.batch.step or len(output.token_ids) != len(oldest.batch.sample_rows):
             raise EngineDead(f"the runner gave a result of step {output.step} that does not fit the oldest one launched")
         self._launched.popleft()
-        if mask_errors:
-            output = replace(output, errors={**output.errors, **mask_errors})
+        if oldest.mask_errors:
+            output = replace(output, errors={**output.errors, **oldest.mask_errors})
         row = given = 0
-        for chunk in chunks:
+        for chunk in oldest.chunks:
             prompt_logprobs = output.prompt_logprobs[given : given + chunk.num_prompt_logprobs]
             self._settle(chunk, output, row, prompt_logprobs)
             given += chunk.num_prompt_logprobs

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from support.engines import EOS_IDS, VOCAB_SIZE, Bench
 
+from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
+from ramet.core.output import StepOutput
 from ramet.core.ports import Matcher
 from ramet.core.sampling import SamplingParams
 from ramet.errors import GrammarError
@@ -200,6 +202,12 @@ class _Broken:
         self._count("accept")
         self._inner.accept(token_id)
 
+    def validate(self, token_ids: list[int]) -> int:
+        return self._inner.validate(token_ids)
+
+    def forced_bytes(self) -> bytes:
+        return self._inner.forced_bytes()
+
     def rollback(self, num_tokens: int) -> None:
         self._inner.rollback(num_tokens)
 
@@ -260,25 +268,35 @@ def test_a_grammar_that_cannot_be_used_changes_nothing() -> None:
     assert one.engine.stats().num_open_requests == 1
 
 
-def launched(one: Bench) -> Iterator[Any]:
+def steps(one: Bench) -> Iterator[tuple[Batch, UInt32]]:
+    """Each step's batch, and the masks that it is given."""
+    given: list[UInt32] = []
+    collect = one.runner.collect
+
+    def collecting(masks: UInt32 = NO_MASKS) -> StepOutput:
+        given.append(masks)
+        return collect(masks)
+
+    one.runner.collect = collecting  # type: ignore[method-assign]
     while one.engine.has_work:
         one.engine.begin_step()
-        yield from one.runner.launched
+        batches = list(one.runner.launched)
         one.finish_step()
+        yield from zip(batches, given[-len(batches) :], strict=True)
 
 
 def test_a_batch_without_grammars_has_no_masks_and_a_mixed_one_just_theirs() -> None:
     one = bench()
     one.submit([5, 6], seed=1, max_tokens=4)
-    for batch in launched(one):
-        assert batch.sampling.masks.size == 0
+    for batch, masks in steps(one):
+        assert masks.size == 0
         assert not batch.sampling.mask_indptr.any()
-    assert fill_masks([]) is None
+    assert fill_masks([]) == (NO_MASKS, {})
     one.submit([5, 6], seed=1, max_tokens=4)
     one.submit([5, 6], seed=1, max_tokens=4, structured_outputs={"regex": "a{9}"})
     one.submit([5, 6], seed=1, max_tokens=4)
-    mixed = [b for b in launched(one) if len(b.sample_rows) == 3]
+    mixed = [(batch, masks) for batch, masks in steps(one) if len(batch.sample_rows) == 3]
     assert mixed
-    for batch in mixed:
+    for batch, masks in mixed:
         assert batch.sampling.mask_indptr.tolist() == [0, 0, 1, 1]
-        assert np.unpackbits(batch.sampling.masks.view(np.uint8), bitorder="little").sum() == 1
+        assert np.unpackbits(masks.view(np.uint8), bitorder="little").sum() == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from byte_grammars import EOS, matcher, walk
 from support.engines import EOS_IDS, Bench
-from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, text
+from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, steps, text
 
 from ramet.core.ids import IntBuffer
 from ramet.core.request import Sequence
@@ -149,11 +149,8 @@ def test_masks_behind_guesses_are_those_of_plain_steps() -> None:
     one = jumping()
     request_id = one.submit([5, 6], seed=1, max_tokens=60, structured_outputs=JSON)
     masks = {}  # by position; a guess that failed is at the position of what came instead, and before it
-    while one.engine.has_work:
-        one.engine.begin_step()
-        for batch in one.runner.launched:
-            masks.update(zip(batch.positions[batch.sample_rows].tolist(), batch.sampling.masks, strict=True))
-        one.finish_step()
+    for batch, given in steps(one):
+        masks.update(zip(batch.positions[batch.sample_rows].tolist(), given, strict=True))
     follower = GRAMMARS.matcher(one.requests[request_id].sampling.grammar, EOS_IDS)  # type: ignore[arg-type]
     for position, token_id in enumerate(one.answers[request_id, 0].token_ids, start=1):
         expected = np.zeros(follower.num_words, np.uint32)

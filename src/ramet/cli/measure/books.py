@@ -8,8 +8,8 @@ from collections.abc import Sequence as Row
 import numpy as np
 
 from ramet.config import PolicyName, SchedulerConfig
-from ramet.core.batch import Batch
-from ramet.core.ids import Int32, RequestId
+from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.ids import Int32, RequestId, UInt32
 from ramet.core.output import SequenceUpdate, StepOutput
 from ramet.core.ports import Runner
 from ramet.core.sampling import SamplingParams
@@ -65,9 +65,9 @@ class _Timed:
         self._runner.launch(batch)
         self.seconds += time.perf_counter() - start
 
-    def collect(self) -> StepOutput:
+    def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
         start = time.perf_counter()
-        output = self._runner.collect()
+        output = self._runner.collect(masks)
         self.seconds += time.perf_counter() - start
         return output
 

@@ -94,7 +94,7 @@ class Part:
             pages[num_shared:] += i * num_own
             seq = Sequence(i, request, tokens=IntBuffer(request.prompt), num_prompt_tokens=self.context, pages=IntBuffer(pages))
             chunks.append(Chunk(seq, self.context - self.rows, self.rows, samples=False))
-        return build_batch(1, _PAGE_SIZE, chunks, _NO_COPIES, SamplingRows().of([], None))
+        return build_batch(1, _PAGE_SIZE, chunks, _NO_COPIES, SamplingRows().of([]))
 
     def work(self, spec: ModelSpec, kv: KVShape) -> Work:
         """Of all layers together; what sequences share is read once."""
