@@ -9,7 +9,6 @@ of an answer.
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from ramet.structured.automaton import Automata
 from ramet.structured.ebnf import lark_of_ebnf
 from ramet.structured.lark import checked_lark, is_ebnf
 from ramet.structured.matcher import GuidanceMatcher, reason
-from ramet.structured.regex import RegexBudget
+from ramet.structured.regex import RegexBudget, quoted
 from ramet.structured.schema import checked_schema
+from ramet.structured.tags import lark_of_tags
 
 __all__ = ["GrammarCompiler", "TokenTable", "lark_of"]
 
@@ -40,8 +40,6 @@ _STRIDE = 7919
 
 # Where only one text can follow, its tokens are still the model's choice: a mask is all that the grammar allows.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-
-_UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 _LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 4_000,  # about 4 for each property of an object that may be left out
@@ -82,6 +80,7 @@ class GrammarCompiler:
         self._unending = ~_mask(no_text, self._num_words)
         no_text.update(tokens.special_ids)
         self._automata = Automata([b"" if i in no_text else one for i, one in enumerate(vocabulary.tokens)], self._num_words)
+        self._specials = vocabulary.specials
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
         self._cached: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self._cached_bytes = 0
@@ -114,7 +113,7 @@ class GrammarCompiler:
         return self._guide(spec) if automaton is None else automaton
 
     def _guide(self, spec: GrammarSpec) -> llguidance.LLMatcher:
-        grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec) + _OPTIONS)
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec, self._specials) + _OPTIONS)
         guide = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         name = _NAMES[spec.kind]
         if guide.is_error():
@@ -145,27 +144,31 @@ def _num_bytes(spec: GrammarSpec, compiled: _Compiled) -> int:
     return compiled.num_bytes if isinstance(compiled, TokenAutomaton) else _GUIDE_BYTES * len(spec.text)
 
 
-_NAMES = {"json": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_NAMES = {
+    "json": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "structural_tag": "structural tag",
+}
 
 
-def lark_of(spec: GrammarSpec) -> str:
-    """The constraint as a Lark grammar within bounds. Raises ``GrammarError``."""
+def lark_of(spec: GrammarSpec, specials: Mapping[str, int]) -> str:
+    """The constraint as a Lark grammar within bounds. ``specials`` are ids by their text. Raises ``GrammarError``."""
     match spec.kind:
-        case "json":
-            return "start: %json " + checked_schema(spec.text)
-        case "json_object":
-            return "start: %json " + checked_schema('{"type":"object"}')
+        case "json" | "json_object":
+            schema = spec.text if spec.kind == "json" else '{"type":"object"}'
+            return "start: %json " + checked_schema(schema, spec.whitespace, is_closed=spec.is_closed)
+        case "structural_tag":
+            return lark_of_tags(spec, specials)
         case "regex":
             RegexBudget().check(spec.text)
-            return f"start: /{_UNESCAPED_SLASH.sub(_escaped, spec.text)}/"
+            return f"start: /{quoted(spec.text)}/"
         case "choice":
             return "start: TEXT\nTEXT: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(spec.text))
         case "grammar":
             return checked_lark(lark_of_ebnf(spec.text) if is_ebnf(spec.text) else spec.text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[1] or r"\/"
 
 
 class _Vocabulary:
@@ -184,6 +187,8 @@ class _Vocabulary:
         self.eos_token_id = eos_ids[0]
         special = {one for one in table.special_ids if one < table.vocab_size} | set(eos_ids)
         self.special_token_ids = sorted(special)
+        texts = {one: self.tokens[one].decode(errors="replace") for one in special.difference(eos_ids)}
+        self.specials = {text: one for one, text in texts.items() if text}
 
     def __call__(self, text: str) -> list[int]:
         raise NotImplementedError(f"no text is tokenized for a grammar, but {len(text)} characters were to be")

@@ -9,7 +9,7 @@ import re
 
 from ramet.errors import GrammarError, shown
 
-__all__ = ["MAX_COPIES", "RegexBudget"]
+__all__ = ["MAX_COPIES", "RegexBudget", "quoted"]
 
 MAX_COPIES = 100_000  # how often one piece of a pattern may be repeated, nested counts multiplied
 _MAX_CHARS = 64 * 1024
@@ -17,6 +17,7 @@ _MAX_PIECES = 1_000  # 1,000 of \w? in a row take 0.4 s and 60 MB to compile, an
 _MAX_DEEP = 100
 
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 
 
@@ -76,6 +77,11 @@ class RegexBudget:
             else:
                 last = last if char in "*+?" else 1
                 place += 1
+
+
+def quoted(pattern: str) -> str:
+    """As it stands between two slashes of a Lark grammar."""
+    return _UNESCAPED_SLASH.sub(lambda found: found[1] or r"\/", pattern)
 
 
 def _number(digits: str) -> int:

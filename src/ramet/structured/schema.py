@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -17,10 +18,17 @@ from typing import Any
 from ramet.errors import GrammarError, shown
 from ramet.structured.regex import RegexBudget
 
-__all__ = ["WHITESPACE", "checked_schema"]
+__all__ = ["WHITESPACE", "checked_schema", "checked_whitespace"]
 
 WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
 """Where JSON may have white space: none, one space, or one line break with its indentation. So it cannot go on for ever."""
+
+_ESCAPES_WITHOUT_U = 'nrbtf\\"'
+"""For schemas that tell names apart: the compiler does so by their bytes, so a \\u0061 would pass for another name than a."""
+
+_JSON_SPACE = r"[\x20\t\n\r]"
+_SPACES = re.compile(r"(?:[ \t\n\r]|\\[ tnr]|\\x20|\\s|\[(?:[ \t\n\r]|\\[ tnrs]|\\x20)+\]|\(\?:|[()|*+?]|\{[0-9]*,?[0-9]*\})*")
+"""Patterns of nothing but what JSON takes for white space."""
 
 _MAX_DEPTH = 60  # of the document, lists and objects; the compiler reads JSON to a depth of 127
 _MAX_VALUES = 10_000
@@ -61,21 +69,43 @@ _UNENFORCED = {
 }  # fmt: skip
 
 
-def checked_schema(text: str) -> str:
-    """The schema as the compiler gets it, with our white space. Raises ``GrammarError`` naming the place of what is wrong."""
+def checked_schema(text: str, whitespace: str | None = None, *, is_closed: bool = False) -> str:
+    """The schema as the compiler gets it, with the pattern of its white space, ours where that is None. An ``is_closed`` one
+    allows no properties but those it names, wherever it does not say otherwise. Raises ``GrammarError`` naming the place of what
+    is wrong.
+    """
     schema = _loaded(text)
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema is an object, not {shown(schema)}")
     _check_size(schema)
+    walked = _Schema(schema, is_closed)
     try:
-        _Schema(schema).check()
+        walked.check()
     except RecursionError:
         raise GrammarError("the JSON schema's references are too deep; flatten it") from None
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+    options = {
+        "whitespace_pattern": WHITESPACE if whitespace is None else checked_whitespace(whitespace),
+        "lenient": False,
+        "coerce_one_of": False,
+    }
+    if walked.tells_names_apart:
+        options["json_allowed_escapes"] = _ESCAPES_WITHOUT_U
+    else:
+        options["json_allow_general_unicode_escapes"] = True
     plain = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
     return json.dumps(plain | {"x-guidance": options}, ensure_ascii=False, allow_nan=False)
+
+
+def checked_whitespace(pattern: str) -> str:
+    """A caller's own pattern of white space, as the compiler gets it. Raises ``GrammarError``."""
+    if not _SPACES.fullmatch(pattern):
+        raise GrammarError(
+            f"whitespace_pattern is {shown(pattern)}; it is made of spaces, \\t, \\n, \\r and \\s, with [], (), | and repetitions"
+        )
+    RegexBudget().check(pattern)
+    return pattern.replace(r"\s", _JSON_SPACE)
 
 
 def _loaded(text: str) -> Any:
@@ -114,8 +144,10 @@ def _inner(value: dict[str, Any] | list[Any]) -> Iterator[Any]:
 class _Schema:
     """One walk over a schema: each subschema once, named by its place (a JSON pointer) in what is said of it."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], is_closed: bool) -> None:
         self._root = root
+        self._is_closed = is_closed
+        self.tells_names_apart = False  # somewhere: properties that are declared, from others that may come beside them
         # By identity, which is safe because the root keeps all of them alive.
         self._places: dict[int, str] = {}
         self._heights: dict[int, int] = {}  # levels below a subschema, definitions not counted
@@ -152,8 +184,7 @@ class _Schema:
         if id(schema) not in self._heights:
             self._places[id(schema)] = place
             self._heights[id(schema)] = height = 1
-            if schema.get("uniqueItems") is False:
-                del schema["uniqueItems"]  # says nothing, and the compiler knows the keyword not at all
+            self._put_plainly(schema)
             for key, value in schema.items():
                 self._check_keyword(key, value, place)
                 for name, inner in _subschemas(key, value, place):
@@ -161,8 +192,30 @@ class _Schema:
                     if key not in _DEFINITIONS:
                         height = max(height, 1 + inner_height)
             self._heights[id(schema)] = height
+            self._look_at_names(schema, place)
             self._count(schema, place)
         return self._heights[id(schema)]
+
+    def _put_plainly(self, schema: dict[str, Any]) -> None:
+        """What means the same to us, in the words of the compiler."""
+        if schema.get("uniqueItems") is False:
+            del schema["uniqueItems"]  # says nothing, and the compiler knows the keyword not at all
+        for key in schema.keys() & _COUNTS:
+            if isinstance(schema[key], float) and schema[key].is_integer():
+                schema[key] = int(schema[key])
+        if self._is_closed and schema.keys() & {"properties", "patternProperties"}:
+            schema.setdefault("additionalProperties", False)
+
+    def _look_at_names(self, schema: dict[str, Any], place: str) -> None:
+        """What the compiler would take for other properties than they are."""
+        is_open = schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
+        if is_open and (schema.get("properties") or schema.get("patternProperties")):
+            self.tells_names_apart = True
+        if is_open and schema.get("minProperties", 0) > max(1, len(set(schema.get("required", ())))):
+            raise GrammarError(
+                f"{place}: minProperties is more than the required ones, and others cannot be counted, since one may come twice; "
+                "leave it out, or close the object with additionalProperties: false"
+            )
 
     def _count(self, schema: dict[str, Any], place: str) -> None:
         """Budgets of the schema as a whole."""

@@ -114,6 +114,8 @@ def test_keywords_are_not_names_and_values_are_not_schemas() -> None:
         ({"json": {"$ref": "#"}}, "no text can match it"),
         ({"json": {"exclusiveMinimum": True, "minimum": 3}}, "exclusiveMinimum is a number"),
         ({"json": {"minLenght": 3}}, "did you mean minLength"),
+        ({"json": {"minProperties": 2}}, "one may come twice"),
+        ({"json": {"minProperties": 2, "required": ["a"], "patternProperties": {"^b": {}}}}, "one may come twice"),
         ({"json": {"x-guidance": {"lenient": True}}}, "x-guidance is not supported"),
         ({"json": {"properties": {"a": {"$id": "https://x"}}}}, "#/properties/a: [$]id"),
         ({"json": {"type": "string", "format": "shoe size"}}, "shoe size"),

@@ -86,6 +86,8 @@ TEXTS: list[tuple[str, object, list[str], list[str]]] = [
     ("empty alternative", {"grammar": 'root ::= "x" (| "y") ws\nws ::= | [ \\t]{1,2} # end'}, ["x", "xy  "], ["", "xyy", "x   "]),
     ("longest matches", {"grammar": 'root ::= [0-9]+ "5" ("(" root ")")?'}, ["125", "1255(35)"], ["5", "12"]),
     ("slashes", {"regex": r"a/b\/c[/]"}, ["a/b/c/"], ["a/b"]),
+    ("escapes", {"json": {}}, [r'"\u0041\ud83d\ude00\n"'], [r'"\ud83d"', r'"\x41"', '"\n"']),
+    ("names spelt otherwise", {"json": {"properties": {"a": {"type": "integer"}}}}, ['{"a":1,"b":"é"}'], [r'{"\u0061":"x"}']),
     ("white space", {"json_object": True}, ["{}", '{"a": [1, 2]}', '{\n  "a": 1\n}'], ["[]", '{"a":  1}', "{} ", '{\n\n"a":1}']),
 ]  # fmt: skip
 

@@ -23,6 +23,10 @@ WRITTEN: list[tuple[Any, GrammarSpec]] = [
     ({"regex": "a+", "json": None}, GrammarSpec("regex", "a+")),
     ({"choice": ("é", "b")}, GrammarSpec("choice", '["é","b"]')),
     ({"grammar": 'root ::= "a"'}, GrammarSpec("grammar", 'root ::= "a"')),
+    ({"structural_tag": {"format": {}}}, GrammarSpec("structural_tag", '{"format":{}}')),
+    ({"structural_tag": "{}", "whitespace_pattern": " ?"}, GrammarSpec("structural_tag", "{}", whitespace=" ?")),
+    ({"json": {}, "disable_any_whitespace": True, "disable_fallback": False}, GrammarSpec("json", "{}", whitespace="")),
+    ({"json_object": True, "disable_additional_properties": True}, GrammarSpec("json_object", is_closed=True)),
     (GrammarSpec("regex", "a"), GrammarSpec("regex", "a")),
 ]
 
@@ -55,6 +59,10 @@ LOOP.append(LOOP)
         {}, {"json": None}, {"regex": "a", "choice": ["a"]}, {"jsn": {}}, {"regex": ""}, {"regex": 3}, {"regex": "\ud800"},
         {"choice": []}, {"choice": "abc"}, {"choice": [1]}, {"choice": ["a"] * 5_001}, {"json": []}, {"json": 5},
         {"json_object": False}, {"json_object": 1}, {"json": {"a": float("nan")}}, {"json": {"a": {1, 2}}}, {"json": {"a": LOOP}},
+        {"structural_tag": 5}, {"structural_tag": {"a": LOOP}}, {"disable_fallback": True}, {"json": {}, "whitespace_pattern": 5},
+        {"json": {}, "whitespace_pattern": " " * 257}, {"regex": "a", "whitespace_pattern": " "},
+        {"json": {}, "disable_fallback": 1}, {"choice": ["a"], "disable_additional_properties": True},
+        {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
         {"kind": "yaml", "text": "a"}, {"kind": "regex", "text": ""}, {"kind": [], "text": "a"}, "json", 5, [], {3: 4},
     ],
 )  # fmt: skip
@@ -63,6 +71,15 @@ def test_what_is_no_constraint_is_refused(written: Any) -> None:
         SamplingParams(structured_outputs=written)
     assert refused.value.param == "structured_outputs"
     assert len(str(refused.value)) < 300
+
+
+def test_the_name_of_the_field_is_for_errors_alone() -> None:
+    named = GrammarSpec.of({"regex": "a"}, "guided_regex")
+    assert (named, hash(named)) == (GrammarSpec("regex", "a"), hash(GrammarSpec("regex", "a")))
+    assert named.param == "guided_regex"
+    with pytest.raises(GrammarError) as refused:
+        GrammarSpec.of({"regex": ""}, "guided_regex")
+    assert refused.value.param == "guided_regex"
 
 
 def test_a_near_name_is_suggested() -> None:
