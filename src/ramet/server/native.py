@@ -48,7 +48,6 @@ _UNSUPPORTED = (
     "session_params",
     "custom_logit_processor",
 )
-_CONSTRAINTS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}  # SGLang's names, and ours
 
 
 def _json(content: bytes, ignored: Sequence[str]) -> Response:
@@ -235,9 +234,6 @@ def _samplings(translator: Translator, wanted: GenerateRequest, num_prompts: int
 
 
 def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateSampling) -> SamplingParams:
-    if params.structural_tag is not None:
-        raise InvalidRequest("structural_tag is not supported; use json_schema, regex or ebnf", "structural_tag")
-    constraints = {ours: getattr(params, theirs) for theirs, ours in _CONSTRAINTS.items()}
     fields = params.sampling_fields()
     renamed = {
         "n": params.n,
@@ -245,7 +241,7 @@ def _sampling(translator: Translator, wanted: GenerateRequest, params: GenerateS
         "min_tokens": params.min_new_tokens,
         "seed": params.sampling_seed,
         "include_stop_str_in_output": params.no_stop_trim,
-        "structured_outputs": constraints if any(text is not None for text in constraints.values()) else None,
+        "structured_outputs": params.constraint(),
     }
     if wanted.return_logprob:
         renamed["logprobs"] = wanted.top_logprobs_num

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from ramet.config import ServerConfig
 from ramet.core.sampling import SamplingParams
-from ramet.errors import shown
+from ramet.errors import GrammarError, shown
 from ramet.server.client import EngineClient, Generation, Prompted
 from ramet.server.errors import ApiError
 from ramet.server.metrics import Metrics
@@ -56,9 +56,13 @@ class Services:
         return generations
 
     async def check_grammar(self, sampling: SamplingParams) -> None:
-        """Raise ``GrammarError``, before anything is sent, where the engine could not hold an output to what is asked."""
-        if sampling.grammar is not None and self.client.ready is not None:
+        """Raise ``GrammarError`` naming the field, before anything is sent, where the engine could not hold an output to it."""
+        if sampling.grammar is None or self.client.ready is None:
+            return
+        try:
             await self.translator.check_grammar(sampling.grammar, self.client.ready)
+        except GrammarError as error:
+            raise GrammarError(str(error), sampling.grammar.param) from None
 
 
 def generations_of(scope: Scope) -> list[Generation]:

@@ -13,6 +13,7 @@ import msgspec
 
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
+from ramet.server.schemas.constraints import one_constraint
 from ramet.server.schemas.sampling import MaxTokens, SamplingFields
 
 __all__ = [
@@ -94,7 +95,10 @@ class OutputConfig(msgspec.Struct):
 
 
 class ConversationRequest(SamplingFields, kw_only=True):
-    """What a prompt is made of: all that counting its tokens needs. Sampling fields count for nothing there."""
+    """What a prompt is made of: all that counting its tokens needs. Sampling fields count for nothing there.
+
+    ``output_format`` is the older name of ``output_config.format``.
+    """
 
     messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]
     model: str | None = None
@@ -103,6 +107,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -161,12 +166,16 @@ class MessageRequest(ConversationRequest, kw_only=True):
         fields = self.sampling_fields() | {"max_tokens": self.max_tokens}
         if self.stop_sequences is not None:
             fields["stop"] = self.stop_sequences
-        form = None if self.output_config is None else self.output_config.format
-        if form is not None:
-            if form.type != "json_schema" or form.schema is None:
-                raise InvalidRequest('output_config.format is {"type": "json_schema", "schema": ...}', "output_config.format")
-            fields["structured_outputs"] = {"json": form.schema}
-        return fields
+        config = None if self.output_config is None else self.output_config.format
+        forms = {"output_config.format": config, "output_format": self.output_format}
+        sent = {name: _constraint(form, name) for name, form in forms.items() if form is not None}
+        return fields | {"structured_outputs": one_constraint(sent)}
+
+
+def _constraint(form: OutputFormat, name: str) -> dict[str, object]:
+    if form.type != "json_schema" or form.schema is None:
+        raise InvalidRequest(f'{name} is {{"type": "json_schema", "schema": ...}}', name)
+    return {"json": form.schema}
 
 
 def _chat_messages(message: Message, where: str) -> Iterator[dict[str, Any]]:

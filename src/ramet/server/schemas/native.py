@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ramet.core.grammar import GrammarSpec
+from ramet.server.schemas.constraints import one_constraint
 from ramet.server.schemas.sampling import SamplingFields
 
 __all__ = [
@@ -72,10 +74,16 @@ class GenerateSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     sampling_seed: int | None = None
     no_stop_trim: bool | None = None
     spaces_between_special_tokens: bool = True
-    json_schema: str | None = None
+    json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+    def constraint(self) -> GrammarSpec | None:
+        """What the output must look like. Raises ``InvalidRequest`` naming the field."""
+        kinds = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+        sent = {name: {kind: getattr(self, name)} for name, kind in kinds.items() if getattr(self, name) is not None}
+        return one_constraint(sent)
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, rename={"token_ids": "input_ids", "names": "rid"}):

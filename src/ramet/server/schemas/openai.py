@@ -7,11 +7,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ramet.core.grammar import GrammarSpec
 from ramet.engine.assemble import Usage
-from ramet.errors import GrammarError, InvalidRequest, shown
+from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
-from ramet.server.schemas.sampling import SamplingFields
+from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
 
 __all__ = [
     "ChatChoice",
@@ -39,7 +38,6 @@ __all__ = [
 AnswerEnd = Literal["stop", "length"]
 
 _MAX_ID_CHARS = 256
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _REFUSED_IN_CHAT = {
     "functions": "functions are OpenAI's old form of tools; send tools",
@@ -54,7 +52,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAIFields(SamplingFields, kw_only=True):
+class OpenAIFields(ConstraintFields, kw_only=True):
     """What both endpoints take. The last six change nothing here: they are for billing and for stores that this is not."""
 
     model: str | None = None
@@ -63,11 +61,6 @@ class OpenAIFields(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -111,44 +104,31 @@ class OpenAIFields(SamplingFields, kw_only=True):
                 "for one thing; send one of them",
                 "max_tokens",
             )
-        return SamplingFields.sampling_fields(self) | {
+        return ConstraintFields.sampling_fields(self) | {
             "n": self.n,
             "max_tokens": next(iter(given), None),
             "prompt_logprobs": self.prompt_logprobs,
-            "structured_outputs": self._constraint(),
+            "structured_outputs": self.constraint(_constraint_of(self.response_format)),
         }
 
-    def _constraint(self) -> GrammarSpec | None:
-        """What the output must look like, by whichever name it is asked for: OpenAI's, vLLM's, or vLLM's old ones."""
-        wanted = {name: {kind: getattr(self, name)} for name, kind in _GUIDED.items() if getattr(self, name) is not None}
-        if self.structured_outputs is not None:
-            wanted["structured_outputs"] = self.structured_outputs
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            wanted["response_format"] = _constraint_of(self.response_format)
-        if len(wanted) > 1:
-            raise InvalidRequest(
-                f"{', '.join(wanted)} each say what the output must look like; send one of them", next(iter(wanted))
-            )
-        for name, value in wanted.items():
-            try:
-                return GrammarSpec.of(value)
-            except GrammarError as error:
-                raise GrammarError(str(error), name) from None
-        return None
 
-
-def _constraint_of(form: dict[str, Any]) -> dict[str, Any]:
-    """Of ``response_format``; the schema beside ``json_object`` is llama.cpp's way."""
-    kind = form.get("type")
-    if kind == "json_object":
-        return {"json_object": True} if form.get("schema") is None else {"json": form["schema"]}
-    if kind != "json_schema":
-        raise InvalidRequest(f"response_format is of type text, json_object or json_schema, not {shown(kind)}", "response_format")
-    inner = form.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    if schema is None:
-        raise InvalidRequest("response_format.json_schema.schema is missing", "response_format")
-    return {"json": schema}
+def _constraint_of(form: dict[str, Any] | None) -> dict[str, object]:
+    """Of ``response_format``; the schema beside ``json_object`` is llama.cpp's way, the structural tag xgrammar's."""
+    if form is None or form.get("type") == "text":
+        return {}
+    match form.get("type"):
+        case "json_object" if form.get("schema") is not None:
+            wanted: dict[str, object] = {"json": form["schema"]}
+        case "json_object":
+            wanted = {"json_object": True}
+        case "json_schema":
+            wanted = constraint_of_schema(form.get("json_schema"), "response_format.json_schema", "response_format")
+        case "structural_tag":
+            wanted = {"structural_tag": form}
+        case kind:
+            kinds = "text, json_object, json_schema or structural_tag"
+            raise InvalidRequest(f"response_format is of type {kinds}, not {shown(kind)}", "response_format")
+    return {"response_format": wanted}
 
 
 class ChatRequest(OpenAIFields, kw_only=True):

@@ -12,8 +12,9 @@ import msgspec
 
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
+from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
 from ramet.server.schemas.openai import TokenLogprob
-from ramet.server.schemas.sampling import MaxTokens, SamplingFields
+from ramet.server.schemas.sampling import MaxTokens
 
 __all__ = [
     "ErrorEvent",
@@ -95,7 +96,7 @@ class TextOptions(msgspec.Struct, omit_defaults=True):
     verbosity: str | None = None
 
 
-class ResponseRequest(SamplingFields, kw_only=True):
+class ResponseRequest(ConstraintFields, kw_only=True):
     """Fields that only name, keep or bill something (``user``, ``store``, ``metadata`` ...) are taken and change no token.
 
     Nothing is stored: a conversation is sent whole each time, which costs little where the tree has its beginning.
@@ -161,9 +162,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
         if self.wants_logprobs:
             fields["logprobs"] = self.top_logprobs or 0
         form = None if self.text is None else self.text.format
-        if form is not None and form.type != "text":
-            fields["structured_outputs"] = _constraint(form)
-        return fields
+        forms = {} if form is None or form.type == "text" else {"text.format": _constraint(form)}
+        return fields | {"structured_outputs": self.constraint(forms)}
 
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it. Raises ``InvalidRequest`` naming the item that cannot be served."""
@@ -186,16 +186,14 @@ class ResponseRequest(SamplingFields, kw_only=True):
         return None if self.tool_choice == "none" else offered or None
 
 
-def _constraint(form: TextFormat) -> dict[str, Any]:
+def _constraint(form: TextFormat) -> dict[str, object]:
     if form.type not in _CONSTRAINED:
         raise InvalidRequest(
             f"text.format is of type text, json_object or json_schema, not {shown(form.type)}", "text.format.type"
         )
     if form.type == "json_object":
         return {"json_object": True}
-    if form.schema is None:
-        raise InvalidRequest("text.format.schema is missing", "text.format.schema")
-    return {"json": form.schema}
+    return constraint_of_schema({"schema": form.schema, "strict": form.strict}, "text.format", "text.format.schema")
 
 
 def _add(chat: list[dict[str, Any]], item: Item, where: str) -> None:
