@@ -25,8 +25,8 @@ __all__ = ["TEXT_FILES", "TOKENIZER_FILES", "load_folder"]
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 """Files that hold a vocabulary, the one to be read first; any NAME.tiktoken comes after them."""
 
-TEXT_FILES = ("generation_config.json", *TOKENIZER_FILES, "tokenizer_config.json", "chat_template.jinja")
-"""Files a folder may have beside config.json and the weights."""
+TEXT_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files a folder may have beside config.json, a vocabulary and the weights."""
 
 _CODE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # pickles: loading one runs whatever it holds
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ramet.errors import ModelError
-from ramet.model.folder import TEXT_FILES
+from ramet.model.folder import TEXT_FILES, TOKENIZER_FILES
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, read_index
 from ramet.model.spec import Progress
 
@@ -24,6 +24,7 @@ def fetch_from_hub(repo_id: str, revision: str | None, progress: Progress) -> Pa
     commit = folder.name
     index = _fetch(repo_id, INDEX_NAME, commit)
     shards = sorted(set(read_index(index).values())) if index else [SINGLE_NAME]
+    any(_fetch(repo_id, name, commit) for name in TOKENIZER_FILES)  # the first that is there
     names = [*TEXT_FILES, *shards]
     for i, name in enumerate(names):
         progress(f"fetching {repo_id}", i, len(names))

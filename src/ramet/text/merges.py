@@ -26,10 +26,8 @@ def merges_of_ranks(ranked: Iterable[str], ids: Mapping[str, int], where: str) -
         raise ModelError(f"{where}: tokens of up to {longest} characters; so long ones are in no vocabulary that merges make")
     merges: list[tuple[str, str]] = []
     for token in ranked:
-        cuts = []
-        for i in range(1, len(token)):
-            left, right = token[:i], token[i:]
-            if left in ids and right in ids:
-                cuts.append((ids[left], ids[right], left, right))
-        merges += [(left, right) for _, _, left, right in sorted(cuts)]
+        cuts = [(left, token[i:]) for i in range(1, len(token)) if (left := token[:i]) in ids and token[i:] in ids]
+        if len(cuts) > 1:
+            cuts.sort(key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+        merges += cuts
     return merges

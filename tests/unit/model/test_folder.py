@@ -287,6 +287,15 @@ def test_text_files(tmp_path: Path) -> None:
         load_folder(folder)
 
 
+def test_which_vocabulary_is_read(tmp_path: Path) -> None:
+    folder = write_folder(LLAMA, tmp_path / "model")
+    (folder / "tokenizer.json").rename(folder / "qwen.tiktoken")
+    assert load_folder(folder).text.tokenizer_file == folder / "qwen.tiktoken"
+    for name in ("tokenizer.model", "tekken.json", "tokenizer.json"):
+        (folder / name).write_bytes(b"")
+        assert load_folder(folder).text.tokenizer_file == folder / name
+
+
 def test_without_text_files(tmp_path: Path) -> None:
     text = load_folder(write(tmp_path)).text
     assert text.tokenizer_file is None

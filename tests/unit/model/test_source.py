@@ -158,7 +158,9 @@ def test_hub_fetches_only_what_is_read_and_of_one_commit(tmp_path: Path, monkeyp
     assert checkpoint.spec.num_layers == 2
     assert hub.asked[0] == ("config.json", None)
     assert {revision for _, revision in hub.asked[1:]} == {"c0ffee"}
-    assert not {"modeling.py", "pytorch_model.bin", "extra.safetensors"} & {name for name, _ in hub.asked}
+    asked = {name for name, _ in hub.asked}
+    assert "tokenizer.json" in asked
+    assert not {"modeling.py", "pytorch_model.bin", "extra.safetensors", "tekken.json", "tokenizer.model"} & asked
 
 
 def test_hub_repositories_that_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

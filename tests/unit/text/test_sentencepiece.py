@@ -7,6 +7,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from small_vocabularies import (
 )
 
 from ramet.errors import ModelError
+from ramet.text.detokenizer import Detokenizer
 from ramet.text.sentencepiece_file import vocabulary_of_sentencepiece
 from ramet.text.tokenizer import Tokenizer
 
@@ -39,6 +41,11 @@ RULES = base64.b64decode(GOLDEN[-1]["model"])
 
 def of_model(data: bytes, **config: Any) -> Tokenizer:
     return Tokenizer(vocabulary_of_sentencepiece(data, config, "tokenizer.model"))
+
+
+@cache
+def of_small_model() -> Tokenizer:
+    return of_model(sentencepiece_model())
 
 
 def of_gguf(kind: str = "llama", more: list[tuple[str, int]] | None = None, **changes: Any) -> Tokenizer:
@@ -100,6 +107,25 @@ def test_b149_spaces_between_words_stay(tmp_path: Path) -> None:
     ids = plain(tokenizer, "a. b  ab")
     assert "".join(tokenizer.token_text(i) for i in ids) == " a. b  ab"
     assert tokenizer.decode(ids) == "a. b  ab"
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return [*(detokenizer.push([i]) for i in ids), detokenizer.finish()]
+
+
+@given(st.lists(st.integers(-3, MORE + 3), max_size=60))
+def test_b151_any_ids_stream_to_their_decode(ids: list[int]) -> None:
+    tokenizer = of_small_model()
+    assert "".join(streamed(tokenizer, ids, [1])) == tokenizer.decode(ids)
+
+
+def test_b146_b148_a_character_over_byte_tokens() -> None:
+    tokenizer = of_small_model()
+    ids = plain(tokenizer, "a 🌶")
+    assert [tokenizer.token_bytes(i) for i in ids[-4:]] == [bytes([byte]) for byte in "🌶".encode()]
+    assert streamed(tokenizer, ids[-2:], [1, *ids[:-2]]) == ["", "🌶", ""]
+    assert tokenizer.decode(ids) == "a 🌶"
 
 
 # --- spaces in front, special tokens

@@ -64,6 +64,7 @@ def comes_back(tokenizer: Tokenizer, texts: list[str]) -> None:
 
 def test_gpt2(shared: Path, gpt2: Tokenizer) -> None:
     same_ids(gpt2, vectors(shared, "gpt-2"))
+    comes_back(gpt2, hard_texts(shared))
     published = json.loads((shared / "tokenizers/gpt2/encoder.json").read_text())
     assert all(gpt2.token_bytes(i) == byte_level_bytes(token) for token, i in published.items())
 
@@ -152,6 +153,32 @@ def test_llama2_and_phi3(packages: Path, shared: Path) -> None:
     tokenizer = Tokenizer.from_gguf({"tokenizer.ggml." + key: value for key, value in metadata.items()})
     same_ids(tokenizer, vectors(shared, "llama-spm"))
     same_ids(tokenizer, vectors(shared, "phi-3"))
+    comes_back(tokenizer, hard_texts(shared))
+
+
+def test_gemma(packages: Path, shared: Path) -> None:
+    """The package has its BPE as merges; as scores, in their order, they must give the same ids."""
+    path = packages / "tokenizer-gemma3/models/tokenizer.json"
+    if not path.exists():
+        pytest.skip("tokenizer-gemma3 is not in RAMET_VOCABULARIES")
+    metadata = metadata_of_json(path, "")
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(metadata["tokenizer.ggml.merges"]):  # type: ignore[arg-type, var-annotated]
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    named = {
+        "model": "llama",
+        "tokens": [token.replace("▁", " ") if kind == 4 else token for token, kind in zip(tokens, kinds, strict=True)],
+        "token_type": [6 if re.fullmatch("<0x..>", token) else kind for token, kind in zip(tokens, kinds, strict=True)],
+        "scores": [-float(ranks.get(token, 1e9)) for token in tokens],
+        "add_space_prefix": False,
+    }
+    tokenizer, as_json = Tokenizer.from_gguf({"tokenizer.ggml." + k: v for k, v in named.items()}), Tokenizer.from_file(path)
+    for text in [text for text, _ in vectors(shared, "gpt-2")] + hard_texts(shared):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert as_json.encode(text, add_special_tokens=False) == ids
     comes_back(tokenizer, hard_texts(shared))
 
 
