@@ -76,9 +76,11 @@ FITTED = {"gptq, act-order", "gptq, 8 bits, not symmetric", "int4, act-order", "
 }
 
 
-def write(folder: Path, tensors: Mapping[str, Any], quantization: dict[str, Any] | None) -> Path:
+def write(
+    folder: Path, tensors: Mapping[str, Any], quantization: dict[str, Any] | None, model: Mapping[str, Any] = LLAMA.config
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**LLAMA.config, "quantization_config": quantization}
+    config = {**model, "quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
@@ -110,6 +112,17 @@ def test_codes_are_kept(name: str, tmp_path: Path) -> None:
     values = plain["model.layers.1.mlp.down_proj.weight"][1]
     sizes = np.abs(found.scales.astype(np.float32)).repeat(32, axis=1) * (15 if found.format == "q4" else 128)
     assert (np.abs(dequantize(found) - values) <= 2.0**-11 * (np.abs(values) + 2 * sizes)).all()
+
+
+def test_rows_of_one_packed_tensor_may_be_several_matrices(tmp_path: Path) -> None:
+    """Phi-3: q, k and v are one tensor, gate and up another."""
+    phi = TINY_MODELS["phi3"]
+    for name in ("gptq", "awq", "int8", "fp8"):
+        packed, plain = pack_model(phi.tensors, CASES[name][1])
+        checkpoint = load_folder(write(tmp_path / name, packed, CASES[name][0], phi.config))
+        exact = logits(load_folder(write(tmp_path / name / "plain", plain, None, phi.config)))
+        assert np.array_equal(logits(convert(checkpoint, "float32", None)), exact), name
+        assert checkpoint.tensors.formats() == {"f32", CASES[name][2]}
 
 
 def test_zero_points_of_the_first_version_borrow_from_their_neighbours(tmp_path: Path) -> None:
