@@ -91,7 +91,9 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     decoder = Decoder(checkpoint, backend, progress)
     layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
-    eos_ids = frozenset(spec.eos_ids or (text.tokenizer.eos_ids if text.tokenizer else ()))
+    eos_ids = frozenset(spec.eos_ids)
+    if text.tokenizer is not None and (not eos_ids or checkpoint.text.gguf is not None):
+        eos_ids |= frozenset(text.tokenizer.eos_ids)  # which knows ends that a GGUF file has no key for
     drafters = _drafters(config.scheduler, text.tokenizer, kv)
     engine = Engine(
         runner=LocalRunner(decoder, backend, layers, page_size),

@@ -17,6 +17,8 @@ __all__ = ["vocabulary_of_gguf"]
 
 _KEY = "tokenizer.ggml."
 _Number = TypeVar("_Number", int, float)
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>")
+_HARMONY = "<|return|>"  # in its vocabularies <|end|> ends a part of an answer only
 _NO_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens
 
 
@@ -41,7 +43,7 @@ def _byte_level(metadata: Mapping[str, object]) -> Vocabulary:
     merges = _merges(metadata)
     types = _types(metadata, len(tokens))
     bos_id = _token_id(metadata, "bos_token_id", len(tokens))
-    eos_ids = _eos_ids(metadata, len(tokens))
+    eos_ids = _eos_ids(metadata, tokens, types)
     if _KEY + "token_type" not in metadata:
         for token_id in (bos_id, *eos_ids):
             if token_id is not None:
@@ -62,7 +64,7 @@ def _sentencepiece(metadata: Mapping[str, object], kind: Literal["bpe", "unigram
     types = _types(metadata, len(tokens))
     is_bpe = kind == "bpe"
     bos_id = _token_id(metadata, "bos_token_id", len(tokens), default=1 if is_bpe else None)
-    eos_ids = _eos_ids(metadata, len(tokens), default=2 if is_bpe else 1)
+    eos_ids = _eos_ids(metadata, tokens, types, default=2 if is_bpe else 1)
     spelling = Spelling(
         space="each" if metadata.get(_KEY + "add_space_prefix", True) else "never",
         trims=bool(metadata.get(_KEY + "remove_extra_whitespaces", False)),
@@ -174,13 +176,17 @@ def _numbers(metadata: Mapping[str, object], key: str, num_tokens: int, of: Call
     return numbers
 
 
-def _eos_ids(metadata: Mapping[str, object], num_tokens: int, default: int | None = None) -> tuple[int, ...]:
-    """Ids that end an output: of the sequence, the turn, the message."""
+def _eos_ids(
+    metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int], default: int | None = None
+) -> tuple[int, ...]:
+    """Ids that end an output: those of the keys, and the known ends of turns, for which many files have no key."""
     found = [
-        _token_id(metadata, "eos_token_id", num_tokens, default),
-        _token_id(metadata, "eot_token_id", num_tokens),
-        _token_id(metadata, "eom_token_id", num_tokens),
+        _token_id(metadata, "eos_token_id", len(tokens), default),
+        _token_id(metadata, "eot_token_id", len(tokens)),
+        _token_id(metadata, "eom_token_id", len(tokens)),
     ]
+    ends = set(_ENDS) - ({"<|end|>"} if _HARMONY in tokens else set())
+    found += [i for i, token in enumerate(tokens) if types[i] in (CONTROL, USER_DEFINED) and token in ends]
     return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))
 
 

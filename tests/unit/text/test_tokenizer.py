@@ -67,7 +67,7 @@ def test_the_demo_vocabulary_loads_fast_and_gives_known_ids(demo_metadata: dict[
     assert time.process_time() - start < 0.6  # 0.2 s alone on a machine
     assert demo.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]
     assert demo.encode("<|im_start|>user\n") == [1, 4093, 198]
-    assert (demo.vocab_size, demo.bos_id, demo.eos_ids) == (49152, 1, (2,))
+    assert (demo.vocab_size, demo.bos_id, demo.eos_ids) == (49152, 1, (2, 0))  # <|im_end|>, <|endoftext|>
     assert (demo.bos_token, demo.eos_token) == ("<|im_start|>", "<|im_end|>")
 
 
@@ -243,6 +243,14 @@ def test_bad_metadata_name_their_key(changes: dict[str, Any], words: str) -> Non
     with pytest.raises(ModelError) as raised:
         Tokenizer.from_gguf({key: value for key, value in metadata.items() if value is not None})
     assert words in str(raised.value)
+
+
+def test_known_ends_of_turns_end_an_output_without_a_key() -> None:
+    ends = [("<|im_end|>", CONTROL), ("<|end|>", CONTROL), ("<end_of_turn>", NORMAL)]
+    first = Tokenizer.from_gguf(gguf(more=ends)).vocab_size - 3
+    assert Tokenizer.from_gguf(gguf(more=ends)).eos_ids == (EOS, first, first + 1)
+    harmony = [*ends, ("<|return|>", CONTROL)]
+    assert Tokenizer.from_gguf(gguf(more=harmony)).eos_ids == (EOS, first)
 
 
 def test_optional_keys_may_be_absent() -> None:
