@@ -296,6 +296,8 @@ class LLM:
         check_sampling(sampling)
         if sampling.stops and self._parts.text.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
+        if sampling.grammar is not None:
+            self._parts.grammars.check(sampling.grammar)
         request_id = self._engine.submit(token_ids, sampling)
         try:
             return self._assembler.open(self._engine.request(request_id), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 from ramet.core.batch import NO_MASKS, Batch
@@ -93,10 +94,17 @@ class Drafter(Protocol):
 
 
 class Grammars(Protocol):
-    """Makes matchers. Raises ``GrammarError`` where a constraint cannot be kept to."""
+    """Makes matchers, on a thread of its own where that takes long."""
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
-        """At the start of ``spec``; ``stop_ids`` end the output."""
+    def check(self, spec: GrammarSpec) -> None:
+        """Raise ``GrammarError`` where an output cannot be held to ``spec``; else it is known from now on."""
+        ...
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
+        """One at the start of ``spec``, done at once where that is known; ``stop_ids`` end the output.
+
+        ``GrammarError`` is raised, or set, where the constraint cannot be kept to.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ramet.config import EngineConfig, KVDtype, SchedulerConfig
-from ramet.core.ports import Drafter
+from ramet.core.ports import Drafter, Grammars
 from ramet.core.request import Sequence
 from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
@@ -61,6 +61,7 @@ class EngineParts:
 
     engine: Engine
     text: TextParts
+    grammars: Grammars
     spec: ModelSpec
     eos_ids: frozenset[int]
     page_size: int
@@ -95,6 +96,7 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     if text.tokenizer is not None and (not eos_ids or checkpoint.text.gguf is not None):
         eos_ids |= frozenset(text.tokenizer.eos_ids)  # which knows ends that a GGUF file has no key for
     drafters = _drafters(config.scheduler, text.tokenizer, kv)
+    grammars = NO_GRAMMARS if text.tokenizer is None else make_grammars(text.tokenizer, eos_ids, spec.vocab_size)
     engine = Engine(
         runner=LocalRunner(decoder, backend, layers, page_size),
         scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv), drafters),
@@ -103,9 +105,11 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
         limits=Limits.of(spec.vocab_size, max_model_len, kv.fits),
         eos_ids=eos_ids,
         seed=config.seed,
-        grammars=NO_GRAMMARS if text.tokenizer is None else make_grammars(text.tokenizer, eos_ids, spec.vocab_size),
+        grammars=grammars,
     )
-    return EngineParts(engine, text, spec, eos_ids, page_size, page_size * token_bytes, kv_dtype, backend, decoder.products)
+    return EngineParts(
+        engine, text, grammars, spec, eos_ids, page_size, page_size * token_bytes, kv_dtype, backend, decoder.products
+    )
 
 
 def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int) -> GrammarCompiler:

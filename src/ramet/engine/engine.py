@@ -7,6 +7,7 @@ between them: whatever is in flight is left alone until its step is done. One th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
 from ramet.core.ports import Clock, Grammars, Matcher, Runner
-from ramet.core.request import Namespace, Request, Sequence
+from ramet.core.request import FinishReason, Namespace, Request, Sequence, SequenceState
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Admission, Limits, PromptIds
 from ramet.errors import EngineDead, GrammarError, InvalidRequest, Overloaded, shown
@@ -24,6 +25,8 @@ from ramet.schedule.scheduler import Scheduler, SchedulerStats
 __all__ = ["NO_GRAMMARS", "Engine", "EngineStats"]
 
 _NO_TENANT = Namespace()
+_MOST_COMPILING = 64
+_PATIENCE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,21 @@ class _Open:
     seq_ids: set[SeqId]
 
 
+@dataclass(slots=True)
+class _Compiling:
+    """Sequences of one request, whose grammar is not there yet."""
+
+    seqs: list[Sequence]
+    matcher: Future[Matcher]
+
+
 class _NoGrammars:
     """``Grammars`` of a model without a tokenizer."""
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
+    def check(self, spec: GrammarSpec) -> None:
+        raise GrammarError("this model has no tokenizer, so its output cannot be constrained")
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
         raise GrammarError("this model has no tokenizer, so its output cannot be constrained")
 
 
@@ -76,6 +90,8 @@ class Engine:
         self._open: dict[RequestId, _Open] = {}
         self._num_requests = self._num_seqs = 0
         self._num_launched = 0
+        self._compiling: list[_Compiling] = []
+        self._refused: list[SequenceUpdate] = []  # ends that no step told
         self._death: EngineDead | None = None
 
     @property
@@ -95,7 +111,7 @@ class Engine:
         priority: int = 0,
         arrival_s: float | None = None,
     ) -> RequestId:
-        """Queue a request; all of its ``n`` sequences, or none.
+        """Queue a request; all of its ``n`` sequences, or none. One whose grammar is new waits until that is compiled, elsewhere.
 
         Higher ``priority`` goes first; ``arrival_s`` is when the request came, by the engine's clock, where that is not now.
         Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
@@ -111,7 +127,14 @@ class Engine:
             arrival_s=arrival_s,
         )
         self._check_place(request)
-        self._scheduler.add(self._sequences(request, self._matcher(request)))
+        spec = request.sampling.grammar
+        matcher = None if spec is None else self._grammars.matcher(spec, request.stop_ids)
+        if matcher is None:
+            self._scheduler.add(self._sequences(request, None))
+        elif matcher.done():
+            self._scheduler.add(self._sequences(request, matcher.result()))
+        else:
+            self._compiling.append(_Compiling(self._sequences(request, None), matcher))
         return request.request_id
 
     def fork(self, seq_id: SeqId, request_id: RequestId | None = None, sampling: SamplingParams | None = None) -> RequestId:
@@ -138,17 +161,23 @@ class Engine:
             priority=origin.priority,
         )
         self._check_place(request)
-        self._scheduler.fork(parent, self._sequences(request, self._matcher(request)))
+        spec = request.sampling.grammar  # most often the parent's, which is known
+        matcher = None if spec is None else self._grammars.matcher(spec, request.stop_ids).result()
+        self._scheduler.fork(parent, self._sequences(request, matcher))
         return request.request_id
 
     def abort(self, request_id: RequestId) -> None:
         """End a request early. A no-op where it has ended or never was."""
         entry = self._open.get(request_id)
         for seq_id in sorted(entry.seq_ids, reverse=True) if entry else ():
-            self._scheduler.abort(seq_id)
+            self.abort_sequence(seq_id)
 
     def abort_sequence(self, seq_id: SeqId) -> None:
         """End one of a request's sequences early (a stop string has come). A no-op where it has ended or never was."""
+        for entry in self._compiling:
+            for seq in entry.seqs:
+                if seq.seq_id == seq_id and not seq.is_finished:
+                    self._refuse(seq, "abort")
         self._scheduler.abort(seq_id)
 
     def request(self, request_id: RequestId) -> Request:
@@ -168,7 +197,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._compiling or self._refused)
 
     def step(self) -> list[SequenceUpdate]:
         """One turn: begin and finish. Raises ``EngineDead`` from the turn after the one whose runner failed."""
@@ -182,6 +211,7 @@ class Engine:
         books were brought. Faults are told by ``finish_step``; what is no fault (``KeyboardInterrupt``) goes on to the caller.
         """
         self.check_alive()
+        self._add_compiled()
         with self._deadly():
             batch = self._scheduler.schedule(self._clock.now())
             if batch is not None:
@@ -199,7 +229,10 @@ class Engine:
             with self._deadly():
                 masks = self._scheduler.fill_masks()  # while the step computes
                 updates = self._scheduler.update(self._runner.collect(masks))
-        updates += self._scheduler.take_news()
+        elif self._compiling:  # nothing else to do; yet aborts and other requests are not to wait for long
+            wait([entry.matcher for entry in self._compiling], _PATIENCE_S, FIRST_COMPLETED)
+        updates += self._scheduler.take_news() + self._refused
+        self._refused = []
         for update in updates:
             if update.finish_reason is not None:
                 self._close(update)
@@ -224,7 +257,7 @@ class Engine:
     def _check_place(self, request: Request) -> None:
         if request.request_id in self._open:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use; give each request its own", "request_id")
-        if self._scheduler.is_full:
+        if self._scheduler.is_full or len(self._compiling) >= _MOST_COMPILING:
             raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
 
     def _free_id(self) -> RequestId:
@@ -233,9 +266,28 @@ class Engine:
             number += 1
         return f"request-{number}"
 
-    def _matcher(self, request: Request) -> Matcher | None:
-        spec = request.sampling.grammar
-        return None if spec is None else self._grammars.matcher(spec, request.stop_ids)
+    def _add_compiled(self) -> None:
+        """Queue the requests whose grammars are there now."""
+        ready = [entry for entry in self._compiling if entry.matcher.done()]
+        self._compiling = [entry for entry in self._compiling if not entry.matcher.done()] if ready else self._compiling
+        for entry in ready:
+            seqs = [seq for seq in entry.seqs if not seq.is_finished]
+            try:
+                matcher = entry.matcher.result()
+            except Exception as error:  # whatever it is, it is this request's alone
+                for seq in seqs:
+                    self._refuse(seq, "error", str(error))
+                continue
+            for seq in seqs:
+                seq.matcher = matcher.fork()
+            if seqs:
+                self._scheduler.add(seqs)
+
+    def _refuse(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence that the scheduler has never seen."""
+        seq.finish_reason, seq.state = reason, SequenceState.FINISHED
+        request_id = seq.request.request_id
+        self._refused.append(SequenceUpdate(request_id, seq.seq_id, seq.index, finish_reason=reason, error=error))
 
     def _sequences(self, request: Request, matcher: Matcher | None) -> list[Sequence]:
         seqs = []
@@ -277,3 +329,6 @@ class Engine:
         self._death.__cause__ = error
         self._num_launched = 0
         self._scheduler.fail_all(str(self._death))
+        for seq in [seq for entry in self._compiling for seq in entry.seqs if not seq.is_finished]:
+            self._refuse(seq, "error", str(self._death))
+        self._compiling = []

@@ -25,7 +25,7 @@ COMPILER = GrammarCompiler(
 
 
 def matcher(constraint: object, stop_ids: frozenset[int] = frozenset({EOS, EXTRA_EOS})) -> Matcher:
-    return COMPILER.matcher(GrammarSpec.of(constraint), stop_ids)
+    return COMPILER.matcher(GrammarSpec.of(constraint), stop_ids).result()
 
 
 def mask(of: Matcher) -> UInt32:

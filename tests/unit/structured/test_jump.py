@@ -151,7 +151,7 @@ def test_masks_behind_guesses_are_those_of_plain_steps() -> None:
     masks = {}  # by position; a guess that failed is at the position of what came instead, and before it
     for batch, given in steps(one):
         masks.update(zip(batch.positions[batch.sample_rows].tolist(), given, strict=True))
-    follower = GRAMMARS.matcher(one.requests[request_id].sampling.grammar, EOS_IDS)  # type: ignore[arg-type]
+    follower = GRAMMARS.matcher(one.requests[request_id].sampling.grammar, EOS_IDS).result()  # type: ignore[arg-type]
     for position, token_id in enumerate(one.answers[request_id, 0].token_ids, start=1):
         expected = np.zeros(follower.num_words, np.uint32)
         follower.fill_mask(expected)

@@ -22,17 +22,17 @@ def test_special_tokens_and_padding_are_never_allowed() -> None:
 
 def test_ids_that_name_no_token_are_never_allowed() -> None:
     holes = GrammarCompiler(TokenTable([b"a", b"", b"b", b"", b"<e>"], frozenset(), (4,), 40))
-    assert allowed(holes.matcher(GrammarSpec("regex", "[ab]*"), frozenset({4}))) == {0, 2, 4}
+    assert allowed(holes.matcher(GrammarSpec("regex", "[ab]*"), frozenset({4})).result()) == {0, 2, 4}
 
 
 def test_ids_of_the_tokenizer_beyond_the_model_are_never_allowed() -> None:
     short = GrammarCompiler(TokenTable([b"a", b"b", b"c", b"<e>"], frozenset({3}), (3,), 2))
-    assert allowed(short.matcher(GrammarSpec("regex", "[abc]*"), frozenset({3}))) == {0, 1}
+    assert allowed(short.matcher(GrammarSpec("regex", "[abc]*"), frozenset({3})).result()) == {0, 1}
 
 
 def test_every_id_of_the_same_bytes_is_allowed() -> None:
     twice = GrammarCompiler(TokenTable([b"a", b"b", b"a", b"<e>"], frozenset(), (3,), 4))
-    one = twice.matcher(GrammarSpec("regex", "aa"), frozenset({3}))
+    one = twice.matcher(GrammarSpec("regex", "aa"), frozenset({3})).result()
     assert allowed(one) == {0, 2}
     one.accept(2)
     one.accept(0)
@@ -125,7 +125,7 @@ def test_a_row_of_another_size_is_refused() -> None:
 def test_no_text_is_tokenized_and_nothing_is_forced() -> None:
     """Where one text alone can follow, each way to cut it into tokens is left to the model."""
     cuts = GrammarCompiler(TokenTable([b"a", b"b", b"ab", b"abc", b"c", b"<e>"], frozenset(), (5,), 6))
-    one = cuts.matcher(GrammarSpec("regex", "abc"), frozenset({5}))
+    one = cuts.matcher(GrammarSpec("regex", "abc"), frozenset({5})).result()
     assert allowed(one) == {0, 2, 3}
     one.accept(2)
     assert allowed(one) == {4}

@@ -1,0 +1,141 @@
+"""Grammars that take their time: whoever brings one waits alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from byte_grammars import COMPILER, EOS
+from test_engine import GRAMMARS, JSON, bench, text
+
+from ramet.core.grammar import GrammarSpec
+from ramet.core.ports import Matcher
+from ramet.errors import EngineDead, GrammarError, Overloaded
+
+YES = {"choice": ["yes"]}
+
+
+class Slow:
+    """``Grammars`` whose matchers come when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[GrammarSpec, frozenset[int], Future[Matcher]]] = []
+
+    def check(self, spec: GrammarSpec) -> None:
+        GRAMMARS.check(spec)
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
+        self.asked.append((spec, stop_ids, Future()))
+        return self.asked[-1][2]
+
+    def finish(self, number: int, error: Exception | None = None) -> None:
+        spec, stop_ids, future = self.asked[number]
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(GRAMMARS.matcher(spec, stop_ids).result())
+
+
+def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    waiting = one.submit([5, 6], seed=1, max_tokens=20, n=2, structured_outputs=YES)
+    other = one.submit([5, 7], seed=1, max_tokens=20, ignore_eos=True)
+    for _ in range(30):
+        one.step()
+    assert one.answers[other, 0].finish_reason == "length"
+    assert one.answers[waiting, 0].finish_reason is None
+    assert one.engine.has_work
+    slow.finish(0)
+    one.run()
+    assert [text(one.answers[waiting, k].token_ids) for k in range(2)] == ["yes", "yes"]
+    one.check_idle()
+
+
+def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    bad = one.submit([5, 6], n=2, structured_outputs=YES)
+    good = one.submit([5, 6], seed=1, max_tokens=20, structured_outputs=YES)
+    slow.finish(0, GrammarError("the regex is no regex"))
+    slow.finish(1)
+    one.run()
+    for k in range(2):
+        assert one.answers[bad, k].finish_reason == "error"
+        assert "no regex" in str(one.answers[bad, k].error)
+    assert text(one.answers[good, 0].token_ids) == "yes"
+    one.check_idle()
+
+
+def test_an_abort_does_not_wait_for_the_grammar() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    whole = one.submit([5, 6], n=2, structured_outputs=YES)
+    part = one.submit([5, 6], seed=1, n=2, max_tokens=20, structured_outputs=YES)
+    one.engine.abort(whole)
+    one.engine.abort_sequence(one.engine.seq_ids(part)[0])
+    one.engine.abort_sequence(one.engine.seq_ids(part)[0])
+    one.step()
+    assert [one.answers[whole, k].finish_reason for k in range(2)] == ["abort", "abort"]
+    assert one.answers[part, 0].finish_reason == "abort"
+    slow.finish(0)
+    slow.finish(1)
+    one.run()
+    assert text(one.answers[part, 1].token_ids) == "yes"
+    one.check_idle()
+
+
+def test_so_many_may_wait_and_no_more() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    for _ in range(64):
+        one.submit([5, 6], structured_outputs=YES)
+    with pytest.raises(Overloaded):
+        one.submit([5, 6], structured_outputs=YES)
+    assert one.engine.stats().num_open_requests == 64
+
+
+def test_the_end_of_the_engine_is_told_to_those_that_wait_for_a_grammar() -> None:
+    def gone(batch: Any) -> dict[int, str]:
+        raise RuntimeError("the device is gone")
+
+    one = bench(grammars=Slow(), faults=gone)
+    waiting = one.submit([5, 6], structured_outputs=YES)
+    one.submit([5, 6], max_tokens=3)
+    one.step()
+    assert one.answers[waiting, 0].finish_reason == "error"
+    with pytest.raises(EngineDead):
+        one.engine.check_alive()
+
+
+def test_what_was_compiled_is_known_at_once_and_the_rest_comes_from_a_thread() -> None:
+    new = GrammarSpec("regex", "xyz{3}|new")
+    first = COMPILER.matcher(new, frozenset({EOS}))
+    assert first.result(timeout=10).forced_bytes() == b""
+    assert COMPILER.matcher(new, frozenset({EOS})).done()
+    with pytest.raises(GrammarError):
+        COMPILER.matcher(GrammarSpec("regex", "a("), frozenset()).result(timeout=10)
+
+
+def test_python_runs_on_while_a_large_schema_is_compiled() -> None:
+    """Compilation lets go of the interpreter: another thread is not kept from running for all of its time."""
+    field = {"type": "array", "items": {"type": "string", "maxLength": 120}, "maxItems": 15}
+    schema = {"type": "object", "properties": {f"p{i}": field for i in range(200)}, "additionalProperties": False}
+    compiling = threading.Thread(target=COMPILER.check, args=(GrammarSpec.of({"json": schema}),))
+    compiling.start()
+    num_turns = 0
+    while compiling.is_alive():
+        num_turns += 1
+        time.sleep(0.0002)
+    compiling.join()
+    assert num_turns > 3
+
+
+def test_json_is_compiled_through_the_engine_too() -> None:
+    one = bench(grammars=GRAMMARS)
+    request_id = one.submit([5, 6], seed=2, max_tokens=60, structured_outputs=JSON)
+    one.run()
+    assert one.answers[request_id, 0].finish_reason in ("stop", "length")
