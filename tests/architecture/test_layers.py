@@ -33,6 +33,7 @@ IMPURE = {
 IMPURE_BUT = {  # the one place that reads the clock, and the one that puts it in
     ("ramet.engine.clock", "time"),
     ("ramet.engine.build", "time"),  # strftime for chat templates
+    ("ramet.engine.worker", "concurrent"),  # the thread that compiles grammars
 }
 NO_FILES = {"core", "kv", "schedule", "structured"}
 FILE_MODULES = {"os", "io", "pathlib", "shutil", "tempfile", "mmap", "zipfile", "glob"}

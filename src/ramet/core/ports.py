@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Runner"]
+__all__ = ["CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Pending", "Runner", "Worker"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Clock(Protocol):
@@ -93,14 +96,34 @@ class Drafter(Protocol):
         ...
 
 
+class Pending(Protocol[T_co]):
+    """Something that is being made, perhaps on another thread."""
+
+    def done(self) -> bool: ...
+
+    def wait(self, seconds: float) -> None:
+        """Until it is done, or for so long."""
+        ...
+
+    def result(self) -> T_co:
+        """It, once it is done, or what its making raised."""
+        ...
+
+
+class Worker(Protocol):
+    """Does what it is given, one after another."""
+
+    def start(self, work: Callable[[], T]) -> Pending[T]: ...
+
+
 class Grammars(Protocol):
-    """Makes matchers, on a thread of its own where that takes long."""
+    """Makes matchers, elsewhere where that takes long."""
 
     def check(self, spec: GrammarSpec) -> None:
         """Raise ``GrammarError`` where an output cannot be held to ``spec``; else it is known from now on."""
         ...
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
         """One at the start of ``spec``, done at once where that is known; ``stop_ids`` end the output.
 
         ``GrammarError`` is raised, or set, where the constraint cannot be kept to.

@@ -14,6 +14,7 @@ from ramet.core.request import Sequence
 from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
+from ramet.engine.worker import WorkerThread
 from ramet.errors import ConfigError
 from ramet.kernels.backend import Backend, KVFormat, PackedWeight
 from ramet.kernels.registry import make_backend
@@ -119,7 +120,8 @@ def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int)
     """
     ids = range(tokenizer.vocab_size)
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
-    return GrammarCompiler(TokenTable(pieces, frozenset(filter(tokenizer.is_special, ids)), frozenset(eos_ids), vocab_size))
+    table = TokenTable(pieces, frozenset(filter(tokenizer.is_special, ids)), frozenset(eos_ids), vocab_size)
+    return GrammarCompiler(table, WorkerThread("ramet-grammars"))
 
 
 def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None, kv: KVManager) -> Drafters:

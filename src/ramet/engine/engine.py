@@ -7,14 +7,13 @@ between them: whatever is in flight is left alone until its step is done. One th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
-from ramet.core.ports import Clock, Grammars, Matcher, Runner
+from ramet.core.ports import Clock, Grammars, Matcher, Pending, Runner
 from ramet.core.request import FinishReason, Namespace, Request, Sequence, SequenceState
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Admission, Limits, PromptIds
@@ -51,7 +50,7 @@ class _Compiling:
     """Sequences of one request, whose grammar is not there yet."""
 
     seqs: list[Sequence]
-    matcher: Future[Matcher]
+    matcher: Pending[Matcher]
 
 
 class _NoGrammars:
@@ -60,7 +59,7 @@ class _NoGrammars:
     def check(self, spec: GrammarSpec) -> None:
         raise GrammarError("this model has no tokenizer, so its output cannot be constrained")
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
         raise GrammarError("this model has no tokenizer, so its output cannot be constrained")
 
 
@@ -230,7 +229,7 @@ class Engine:
                 masks = self._scheduler.fill_masks()  # while the step computes
                 updates = self._scheduler.update(self._runner.collect(masks))
         elif self._compiling:  # nothing else to do; yet aborts and other requests are not to wait for long
-            wait([entry.matcher for entry in self._compiling], _PATIENCE_S, FIRST_COMPLETED)
+            self._compiling[0].matcher.wait(_PATIENCE_S)
         updates += self._scheduler.take_news() + self._refused
         self._refused = []
         for update in updates:

@@ -9,12 +9,10 @@ of an answer.
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import llguidance
 import numpy as np
@@ -22,7 +20,7 @@ import numpy as np
 from ramet._native import TokenAutomaton
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
-from ramet.core.ports import Matcher
+from ramet.core.ports import Matcher, Pending, Worker
 from ramet.errors import GrammarError
 from ramet.structured.automaton import Automata
 from ramet.structured.ebnf import lark_of_ebnf
@@ -53,6 +51,9 @@ _LIMITS: Mapping[str, Any] = {
 }
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
     """What a grammar must know of the vocabulary.
@@ -67,14 +68,44 @@ class TokenTable:
     vocab_size: int
 
 
+class _Made(Generic[T]):
+    """``Pending`` that is there."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def result(self) -> T:
+        return self._value
+
+
+class _InPlace:
+    """``Worker`` that does everything at once, on the caller's thread."""
+
+    def start(self, work: Callable[[], T]) -> _Made[T]:
+        return _Made(work())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """``last_use`` counts uses of all."""
+
+    compiled: _Compiled
+    last_use: int
+
+
 class GrammarCompiler:
     """``Grammars`` of all kinds. To make one reads the whole vocabulary: 0.2 s for 49,000 tokens.
 
-    What was compiled is kept, within bounds. Any thread may call. New constraints are compiled one after another by a thread that
-    lets others run meanwhile.
+    What was compiled is kept, within bounds. Any thread may call; ``worker`` alone compiles and changes what is kept.
     """
 
-    def __init__(self, tokens: TokenTable) -> None:
+    def __init__(self, tokens: TokenTable, worker: Worker | None = None) -> None:
         vocabulary = _Vocabulary(tokens)
         self._tokenizer = llguidance.LLTokenizer(vocabulary)  # type: ignore[arg-type]
         self._vocab_size = tokens.vocab_size
@@ -85,29 +116,45 @@ class GrammarCompiler:
         self._automata = Automata([b"" if i in no_text else one for i, one in enumerate(vocabulary.tokens)], self._num_words)
         self._specials = vocabulary.specials
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
-        self._cached: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
-        self._cached_bytes = 0
-        self._lock = threading.Lock()  # of what is kept
-        self._thread = ThreadPoolExecutor(1, "ramet-grammars")
+        self._worker = worker or _InPlace()
+        self._kept: dict[GrammarSpec, _Kept] = {}
+        self._num_uses = 0
 
     def check(self, spec: GrammarSpec) -> None:
-        """Compile ``spec``, where that was not done, on this thread. Raises ``GrammarError`` where it cannot be kept to."""
-        if self._kept(spec) is None:
-            self._keep(spec, self._compile(spec))
+        if self._known(spec) is None:
+            self._worker.start(partial(self._compiled, spec)).result()
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
-        if (compiled := self._kept(spec)) is None:
-            return self._thread.submit(self._compiled_matcher, spec, stop_ids)
-        done: Future[Matcher] = Future()
-        done.set_result(self._matcher(compiled, stop_ids))
-        return done
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
+        if (compiled := self._known(spec)) is not None:
+            return _Made(self._matcher(compiled, stop_ids))
+        return self._worker.start(lambda: self._matcher(self._compiled(spec), stop_ids))
 
-    def _compiled_matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Matcher:
-        compiled = self._kept(spec)  # by now, where two came at once
+    def _known(self, spec: GrammarSpec) -> _Compiled | None:
+        kept = self._kept.get(spec)
+        if kept is None:
+            return None
+        self._num_uses += 1
+        kept.last_use = self._num_uses
+        return kept.compiled
+
+    def _compiled(self, spec: GrammarSpec) -> _Compiled:
+        """Done by the worker. It may be known by now, where two came at once."""
+        compiled = self._known(spec)
         if compiled is None:
             compiled = self._compile(spec)
-            self._keep(spec, compiled)
-        return self._matcher(compiled, stop_ids)
+            self._kept[spec] = _Kept(compiled, self._num_uses)
+            self._give_up()
+        return compiled
+
+    def _give_up(self) -> None:
+        """Of what is kept that which was used longest ago, down to the bounds; what runs on it goes on."""
+        sizes = {spec: _num_bytes(spec, kept.compiled) for spec, kept in self._kept.items()}
+        num_bytes = sum(sizes.values())
+        for spec in sorted(self._kept, key=lambda one: self._kept[one].last_use):
+            if len(self._kept) <= _MAX_CACHED and num_bytes <= _MAX_CACHED_BYTES:
+                return
+            del self._kept[spec]
+            num_bytes -= sizes[spec]
 
     def _matcher(self, compiled: _Compiled, stop_ids: frozenset[int]) -> Matcher:
         ending_ids = [one for one in stop_ids if one < self._vocab_size]
@@ -115,21 +162,6 @@ class GrammarCompiler:
             return self._automata.matcher(compiled, ending_ids)
         ending = _mask(ending_ids, self._num_words)
         return GuidanceMatcher(compiled.deep_copy(), self._unending & ~ending, ending)
-
-    def _kept(self, spec: GrammarSpec) -> _Compiled | None:
-        with self._lock:
-            if spec in self._cached:
-                self._cached.move_to_end(spec)
-            return self._cached.get(spec)
-
-    def _keep(self, spec: GrammarSpec, compiled: _Compiled) -> None:
-        with self._lock:
-            if spec in self._cached:
-                return
-            self._cached[spec] = compiled
-            self._cached_bytes += _num_bytes(spec, compiled)
-            while len(self._cached) > _MAX_CACHED or self._cached_bytes > _MAX_CACHED_BYTES:
-                self._cached_bytes -= _num_bytes(*self._cached.popitem(last=False))
 
     def _compile(self, spec: GrammarSpec) -> _Compiled:
         automaton = self._automata.compile(spec) if spec.kind in ("regex", "choice") else None

@@ -20,8 +20,9 @@ from ramet.kv.manager import KVManager
 from ramet.server import openai_chat, openai_request
 from ramet.server.metrics import Metrics
 from ramet.server.stream import EventStream
+from ramet.structured.automaton import AutomatonMatcher
 from ramet.structured.compiler import GrammarCompiler
-from ramet.structured.matcher import GuidanceMatcher
+from ramet.structured.jump import JumpForward
 from ramet.text.chat import ChatTemplate
 from ramet.text.detokenizer import Detokenizer
 from ramet.text.tokenizer import Tokenizer
@@ -84,14 +85,15 @@ STAGES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "grammar": (GrammarCompiler, "matcher", of_grammar),
     "admit": (KVManager, "admit", of_sequence),
     "schedule": (KVManager, "grow", of_sequence),
-    "mask": (GuidanceMatcher, "fill_mask", lambda *args: True),
+    "guess": (JumpForward, "propose", lambda *args: True),
+    "mask": (AutomatonMatcher, "fill_mask", lambda *args: True),
     "sampler": (CpuBackend, "sample", lambda sampling, row: int(sampling.seed[row]) == BAD_SEED),
-    "accept token": (GuidanceMatcher, "accept", lambda *args: True),
+    "accept token": (AutomatonMatcher, "accept", lambda *args: True),
     "detokenize": (Detokenizer, "push", lambda detokenizer, ids: detokenizer._min_tokens == 3),
     "metrics": (Metrics, "told", lambda metrics, generation, *news: generation.request.seed == BAD_SEED),
 }
 HARMLESS = {"metrics"}  # counting fails, the answer does not
-WITH_GRAMMAR = {"grammar", "mask", "accept token"}
+WITH_GRAMMAR = {"grammar", "guess", "mask", "accept token"}
 
 
 def ask(server: Served, seed: int, *, stream: bool, stage: str) -> tuple[int, Any]:

@@ -14,14 +14,13 @@ from ramet.structured.compiler import GrammarCompiler, TokenTable
 
 EOS, EXTRA_EOS, SPECIAL = 256, 257, 258
 VOCAB_SIZE = 304  # 45 ids beyond the tokenizer's
-COMPILER = GrammarCompiler(
-    TokenTable(
-        [*(bytes([b]) for b in range(256)), b"<eos>", b"<end>", b"<x>"],
-        frozenset({EOS, EXTRA_EOS, SPECIAL}),
-        frozenset({EOS, EXTRA_EOS}),
-        VOCAB_SIZE,
-    )
+TABLE = TokenTable(
+    [*(bytes([b]) for b in range(256)), b"<eos>", b"<end>", b"<x>"],
+    frozenset({EOS, EXTRA_EOS, SPECIAL}),
+    frozenset({EOS, EXTRA_EOS}),
+    VOCAB_SIZE,
 )
+COMPILER = GrammarCompiler(TABLE)
 
 
 def matcher(constraint: object, stop_ids: frozenset[int] = frozenset({EOS, EXTRA_EOS})) -> Matcher:

@@ -202,12 +202,12 @@ def test_t17_what_is_kept_is_bounded_by_count_and_by_bytes(monkeypatch: pytest.M
     monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 100_000)
     for i in range(100):
         small.matcher(GrammarSpec("regex", f"a{i}"), frozenset()).result()
-    assert len(small._cached) == 20
+    assert len(small._kept) == 20
     for i in range(20):
         small.matcher(GrammarSpec("regex", f"b{i}" + "c" * 1_000), frozenset()).result()
         small.matcher(GrammarSpec("grammar", f'root ::= "{i}" r\nr ::= "c"' + " " * 50), frozenset()).result()
-    assert 1 < len(small._cached) <= 8
-    assert small._cached_bytes == sum(compiler._num_bytes(*one) for one in small._cached.items()) <= 100_000
+    assert 1 < len(small._kept) <= 8
+    assert sum(compiler._num_bytes(spec, kept.compiled) for spec, kept in small._kept.items()) <= 100_000
 
 
 def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

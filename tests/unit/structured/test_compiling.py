@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from byte_grammars import COMPILER, EOS
-from test_engine import GRAMMARS, JSON, bench, text
+from byte_grammars import EOS, TABLE
+from test_engine import GRAMMARS, JSON, PIECE_TABLE, bench, text
 
 from ramet.core.grammar import GrammarSpec
-from ramet.core.ports import Matcher
+from ramet.core.ports import Matcher, Pending
+from ramet.engine.worker import WorkerThread
 from ramet.errors import EngineDead, GrammarError, Overloaded
+from ramet.structured.compiler import GrammarCompiler
 
 YES = {"choice": ["yes"]}
 
@@ -27,9 +29,11 @@ class Slow:
     def check(self, spec: GrammarSpec) -> None:
         GRAMMARS.check(spec)
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
-        self.asked.append((spec, stop_ids, Future()))
-        return self.asked[-1][2]
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
+        future: Future[Matcher] = Future()
+        future.wait = lambda seconds: None  # type: ignore[attr-defined]
+        self.asked.append((spec, stop_ids, future))
+        return future  # type: ignore[return-value]
 
     def finish(self, number: int, error: Exception | None = None) -> None:
         spec, stop_ids, future = self.asked[number]
@@ -111,20 +115,36 @@ def test_the_end_of_the_engine_is_told_to_those_that_wait_for_a_grammar() -> Non
         one.engine.check_alive()
 
 
-def test_what_was_compiled_is_known_at_once_and_the_rest_comes_from_a_thread() -> None:
+@pytest.fixture
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TABLE, WorkerThread("test-grammars"))
+
+
+def test_what_was_compiled_is_known_at_once_and_the_rest_comes_from_a_thread(compiler: GrammarCompiler) -> None:
     new = GrammarSpec("regex", "xyz{3}|new")
-    first = COMPILER.matcher(new, frozenset({EOS}))
-    assert first.result(timeout=10).forced_bytes() == b""
-    assert COMPILER.matcher(new, frozenset({EOS})).done()
+    first = compiler.matcher(new, frozenset({EOS}))
+    first.wait(10)
+    assert first.done()
+    assert first.result().forced_bytes() == b""
+    assert compiler.matcher(new, frozenset({EOS})).done()
+    bad = GrammarSpec("regex", "a(")
     with pytest.raises(GrammarError):
-        COMPILER.matcher(GrammarSpec("regex", "a("), frozenset()).result(timeout=10)
+        compiler.matcher(bad, frozenset()).result()
+    with pytest.raises(GrammarError):
+        compiler.check(bad)
 
 
-def test_python_runs_on_while_a_large_schema_is_compiled() -> None:
+def test_many_threads_may_ask_at_once(compiler: GrammarCompiler) -> None:
+    specs = [GrammarSpec("regex", f"a{{{i % 9 + 1}}}") for i in range(60)]
+    with ThreadPoolExecutor(6) as threads:
+        assert [one.result() for one in [threads.submit(compiler.check, spec) for spec in specs]] == [None] * 60
+
+
+def test_python_runs_on_while_a_large_schema_is_compiled(compiler: GrammarCompiler) -> None:
     """Compilation lets go of the interpreter: another thread is not kept from running for all of its time."""
     field = {"type": "array", "items": {"type": "string", "maxLength": 120}, "maxItems": 15}
     schema = {"type": "object", "properties": {f"p{i}": field for i in range(200)}, "additionalProperties": False}
-    compiling = threading.Thread(target=COMPILER.check, args=(GrammarSpec.of({"json": schema}),))
+    compiling = threading.Thread(target=compiler.check, args=(GrammarSpec.of({"json": schema}),))
     compiling.start()
     num_turns = 0
     while compiling.is_alive():
@@ -134,8 +154,12 @@ def test_python_runs_on_while_a_large_schema_is_compiled() -> None:
     assert num_turns > 3
 
 
-def test_json_is_compiled_through_the_engine_too() -> None:
-    one = bench(grammars=GRAMMARS)
+def test_an_engine_with_a_thread_for_its_grammars() -> None:
+    one = bench(grammars=GrammarCompiler(PIECE_TABLE, WorkerThread("test-grammars")))
     request_id = one.submit([5, 6], seed=2, max_tokens=60, structured_outputs=JSON)
-    one.run()
-    assert one.answers[request_id, 0].finish_reason in ("stop", "length")
+    while not one.answers[request_id, 0].finish_reason:
+        one.step()
+    plain = bench()
+    again = plain.submit([5, 6], seed=2, max_tokens=60, structured_outputs=JSON)
+    plain.run()
+    assert one.answers[request_id, 0].result == plain.answers[again, 0].result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
-from ramet.core.ports import Matcher
+from ramet.core.ports import Matcher, Pending
 from ramet.core.sampling import SamplingParams
 from ramet.errors import GrammarError
 from ramet.schedule.masks import fill_masks
@@ -34,7 +33,8 @@ PIECES = [
     b"no",
     b'{"a',
 ]
-GRAMMARS = GrammarCompiler(TokenTable(PIECES, frozenset({1, 2}), EOS_IDS, VOCAB_SIZE))
+PIECE_TABLE = TokenTable(PIECES, frozenset({1, 2}), EOS_IDS, VOCAB_SIZE)
+GRAMMARS = GrammarCompiler(PIECE_TABLE)
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "boolean"}, "b": {"type": "array", "items": {"enum": ["a", 1]}, "minItems": 1, "maxItems": 3}},
@@ -44,19 +44,24 @@ SCHEMA = {
 JSON = {"json": SCHEMA}
 
 
-class AtOnce:
-    """``Grammars`` that let nobody wait, so that steps come as they are counted on."""
+class Made:
+    """A matcher that is there."""
 
-    def check(self, spec: GrammarSpec) -> None:
-        GRAMMARS.check(spec)
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
-        GRAMMARS.check(spec)
-        return GRAMMARS.matcher(spec, stop_ids)
+    def done(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def result(self) -> Matcher:
+        return self._matcher
 
 
 def bench(**changes: Any) -> Bench:
-    return Bench(**{"grammars": AtOnce()} | changes)
+    return Bench(**{"grammars": GRAMMARS} | changes)
 
 
 def text(ids: list[int]) -> str:
@@ -233,15 +238,9 @@ class _BrokenFor:
     def __init__(self, method: str, at: int) -> None:
         self._broken: Callable[[Matcher], Matcher] = lambda inner: _Broken(inner, method, at)
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Future[Matcher]:
-        inner = GRAMMARS.matcher(spec, stop_ids).result()
-        return done(self._broken(inner) if spec.kind == "regex" else inner)
-
-
-def done(matcher: Matcher) -> Future[Matcher]:
-    future: Future[Matcher] = Future()
-    future.set_result(matcher)
-    return future
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
+        inner = GRAMMARS.matcher(spec, stop_ids)
+        return Made(self._broken(inner.result())) if spec.kind == "regex" else inner
 
 
 @pytest.mark.parametrize("at", [0, 3])
