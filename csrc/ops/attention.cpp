@@ -37,9 +37,9 @@ void walk(const TaskView& view, float* scratch) {
 }
 
 #ifdef RAMET_TILES
-template <KVFormat kFormat>
+template <class Layout>
 bool is_finite(const TaskView& view, int64_t offset) {  // of a value
-  if constexpr (kFormat == KVFormat::int8) {
+  if constexpr (Layout::kIsScaled) {
     return __builtin_isfinite(view.code_scale(view.args.values, offset));
   } else {
     const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + offset;
@@ -51,7 +51,7 @@ bool is_finite(const TaskView& view, int64_t offset) {  // of a value
 
 // Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
 // row does not see by zero, which such a value survives.
-template <KVFormat kFormat>
+template <class Layout>
 bool hides_infinities(const TaskView& view) {
   const auto position = [&](int64_t row) {
     return int64_t{view.args.positions[view.args.task_rows[view.task.first_row + row]]};
@@ -65,15 +65,15 @@ bool hides_infinities(const TaskView& view) {
     const int64_t num = last - p < kStep ? last - p : kStep;
     view.find(p, num, at);
     for (int64_t j = 0; j < num; ++j) {
-      if (!is_finite<kFormat>(view, at[j])) return true;
+      if (!is_finite<Layout>(view, at[j])) return true;
     }
   }
   return false;
 }
 
-template <KVFormat kFormat>
+template <class Layout>
 void walk_tiles(const TaskView& view, float* scratch) {
-  if (!hides_infinities<kFormat>(view)) return walk<TileSpans<kFormat>>(view, scratch);
+  if (!hides_infinities<Layout>(view)) return walk<TileSpans<Layout>>(view, scratch);
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;
@@ -81,7 +81,7 @@ void walk_tiles(const TaskView& view, float* scratch) {
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
-    walk<TileSpans<kFormat>>(TaskView(view.args, alone, view.kv_head), scratch);
+    walk<TileSpans<Layout>>(TaskView(view.args, alone, view.kv_head), scratch);
   }
 }
 #endif
@@ -91,8 +91,8 @@ void walk_tiles(const TaskView& view, float* scratch) {
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch) {
   const TaskView view(args, task, kv_head);
 #ifdef RAMET_TILES
-  if (args.format == KVFormat::bf16) return walk_tiles<KVFormat::bf16>(view, scratch);
-  if (args.format == KVFormat::int8) return walk_tiles<KVFormat::int8>(view, scratch);
+  if (args.format == KVFormat::bf16) return walk_tiles<HalvesLayout>(view, scratch);
+  if (args.format == KVFormat::int8) return walk_tiles<CodesLayout>(view, scratch);
 #endif
   walk<LaneSpans>(view, scratch);
 }

@@ -1,15 +1,14 @@
 // Spans of attention by matrix tiles, for keys and values in bfloat16 or as codes. 16 queries are a tile.
 // Queries and weights are the sum of two bfloat16 each, high and low, so products are as good as with 16 bits
 // of them; sums are float32, in an order that depends on nothing but the position.
-//
-// Codes are bfloat16 numbers, all of them. A key's scale multiplies its scores, a value's scale its weights.
+// Where keys and values are codes, a key's scale multiplies its scores, a value's scale its weights.
 #pragma once
-#include "ops/attention_task.h"
+#include "ops/attention_layout.h"
 
 namespace ramet {
 namespace RAMET_ISA {
 
-template <KVFormat kFormat>
+template <class Layout>
 class TileSpans {
 public:
   TileSpans(const TaskView& view, float* scratch)
@@ -44,13 +43,10 @@ public:
   }
 
 private:
-  static constexpr int64_t kTile = 16;  // rows of a tile
-  static constexpr int64_t kWide = 32;  // bfloat16 numbers in a row of it
-  static constexpr int64_t kTileSize = kTile * kWide;
   static constexpr int64_t kScoreRow = kSpan + 16;  // rows that do not fall on the same cache sets
   static constexpr Tiles::Shape kWhole{16, 64};
-  static constexpr bool kIsScaled = kFormat == KVFormat::int8;
-  using Rows = const uint16_t* [kStep];
+  using Item = typename Layout::Item;
+  using Rows = const Item* [kStep];
 
   static constexpr int64_t kParts = 8;  // of the work of tiles, between which vectors do two rows each
 
@@ -80,7 +76,7 @@ private:
     int64_t seen[kTile];
     for (int64_t r = b.first_row; r < b.num_rows; ++r) {
       seen[r] = v_.num_seen(b.base + r, begin);
-      if constexpr (kIsScaled) scale_scores(b.scores + r * kScoreRow, seen[r]);
+      if constexpr (Layout::kIsScaled) scale_scores(b.scores + r * kScoreRow, seen[r]);
       b.largest[r] = largest_of(b.scores + r * kScoreRow, seen[r]);
     }
     const auto soften_one = [&](int64_t r) {
@@ -99,7 +95,7 @@ private:
   void finish_block(const Block& b, const Finish& finish) const {
     for (int64_t r = b.first_row; r < b.num_rows; ++r) {
       const Partial sums{sums_ + r * sum_row(), dims_};
-      put_dims_in_order(sums.p);
+      for (int64_t d = 0; d < dim_steps_ * kWide; d += kWide) Layout::put_in_order(sums.p + d);
       sums.largest() = b.largest[r];
       sums.total() = b.totals[r];
       finish(b.base + r, sums);
@@ -108,7 +104,7 @@ private:
 
   // To queries_[tile][dim step][high, low][16 queries][32 dims].
   void load_query(int64_t i) {
-    const f32x16 scale = v_.q_scale();
+    const f32x16 scale = mul(v_.q_scale(), set(1.0f / Layout::kKeyUnit));
     for (int64_t d = 0; d < dim_steps_ * kWide; d += 16) {
       const int64_t left = v_.args.head_dim - d;
       const f32x16 x = left > 0 ? mul(load_some(v_.q(i) + d, left), scale) : set(0.0f);
@@ -124,7 +120,7 @@ private:
   void load_span(int64_t begin, int64_t num, const Block& first) {
     int64_t at[kSpan];
     v_.find(begin, num, at);
-    if constexpr (kIsScaled) find_scales(at, num);
+    if constexpr (Layout::kIsScaled) find_scales(at, num);
     const int64_t kept = v_.num_queries > kTile ? dim_steps_ * kWide : 0;
     for (int64_t j = 0; j < num; j += kStep) {
       const int64_t seen = num - j < kStep ? num - j : kStep;
@@ -138,31 +134,18 @@ private:
   // The rows of one step in whole tile rows; those of positions that nobody sees are zeros.
   template <class Work>
   void with_rows(const void* stored, const int64_t* at, int64_t seen, const Work& work) const {
-    alignas(64) static constexpr uint16_t kZeros[256] = {};
-    alignas(64) uint16_t space[kStep][256];
+    alignas(64) static constexpr Item kZeros[256] = {};
     Rows rows;
-    for (int64_t i = 0; i < kStep; ++i) rows[i] = i < seen ? whole_row(stored, at[i], space[i]) : kZeros;
-    work(rows);
-  }
-
-  // In `space`, unless it is stored so.
-  const uint16_t* whole_row(const void* stored, int64_t at, uint16_t* space) const {
-    const int64_t dims = v_.args.head_dim;
-    if constexpr (kIsScaled) {
-      const auto* codes = static_cast<const int8_t*>(stored) + at;
-      const auto upper_halves = [&](int64_t d) {
-        const f32x16 x = dims > d ? load_int8_some(codes + d, dims - d) : set(0.0f);
-        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x.r[0]), 16));
-      };
-      for (int64_t d = 0; d < dim_steps_ * kWide; d += 16)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(space + d), upper_halves(d));
-      return space;
+    for (int64_t i = 0; i < kStep; ++i)
+      rows[i] = i < seen ? static_cast<const Item*>(stored) + at[i] : kZeros;
+    if (v_.args.head_dim % kWide == 0) return work(rows);
+    alignas(64) Item copies[kStep][256];
+    for (int64_t i = 0; i < kStep; ++i) {
+      std::memset(copies[i] + (dim_steps_ - 1) * kWide, 0, kWide * sizeof(Item));
+      std::memcpy(copies[i], rows[i], static_cast<size_t>(v_.args.head_dim) * sizeof(Item));
+      rows[i] = copies[i];
     }
-    const auto* row = static_cast<const uint16_t*>(stored) + at;
-    if (dims % kWide == 0) return row;
-    std::memset(space + (dim_steps_ - 1) * kWide, 0, kWide * sizeof(uint16_t));
-    std::memcpy(space, row, static_cast<size_t>(dims) * sizeof(uint16_t));
-    return space;
+    work(rows);
   }
 
   // Of the first `num` positions of a span; those up to a whole step have zeros.
@@ -177,58 +160,16 @@ private:
     for (int64_t j = 0; j < num; j += 16) store(scores + j, mul(load(scores + j), load(key_scales_ + j)));
   }
 
-  // To [16 positions][dim step], each a tile [16 pairs of dims][16 positions].
+  // To [16 positions][dim step], each a tile.
   void lay_keys(const Rows& rows, uint16_t* to) const {
     for (int64_t half = 0; half < kStep; half += kTile) {
-      for (int64_t d = 0; d < dim_steps_; ++d, to += kTileSize) transpose_pairs(rows + half, d * kWide, to);
+      for (int64_t d = 0; d < dim_steps_; ++d, to += kTileSize) Layout::lay_keys(rows + half, d * kWide, to);
     }
   }
-
-  // 16 rows of 16 pairs become 16 columns.
-  static void transpose_pairs(const uint16_t* const* rows, int64_t d, uint16_t* to) {
-    for (int64_t c = 0; c < 4; ++c) {  // pairs 4 c to 4 c + 3
-      __m512i x[4];
-      for (int i = 0; i < 4; ++i) {  // of rows i, i + 4, i + 8, i + 12
-        const auto four = [&](int row) {
-          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + d + 8 * c));
-        };
-        x[i] = _mm512_castsi128_si512(four(i));
-        x[i] = _mm512_inserti32x4(x[i], four(i + 4), 1);
-        x[i] = _mm512_inserti32x4(x[i], four(i + 8), 2);
-        x[i] = _mm512_inserti32x4(x[i], four(i + 12), 3);
-      }
-      const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-      const __m512i e = _mm512_unpacklo_epi32(x[2], x[3]), f = _mm512_unpackhi_epi32(x[2], x[3]);
-      uint16_t* column = to + 4 * c * kWide;
-      _mm512_store_si512(column, _mm512_unpacklo_epi64(a, e));
-      _mm512_store_si512(column + kWide, _mm512_unpackhi_epi64(a, e));
-      _mm512_store_si512(column + 2 * kWide, _mm512_unpacklo_epi64(b, f));
-      _mm512_store_si512(column + 3 * kWide, _mm512_unpackhi_epi64(b, f));
-    }
-  }
-
-  // To values_[step][16 dims], each a tile [16 pairs of positions i and i + 16][16 dims]. Of 32 dims the
-  // first tile has 0 to 3, 8 to 11, 16 to 19, 24 to 27, the second the others: put_dims_in_order() undoes
-  // that.
+  // To values_[step][16 dims], each a tile.
   void lay_values(const Rows& rows, int64_t j) {
     uint16_t* to = values_ + j * dim_steps_ * kWide;
-    for (int64_t d = 0; d < dim_steps_; ++d, to += 2 * kTileSize) {
-      for (int64_t i = 0; i < kTile; ++i) {
-        const __m512i a = _mm512_loadu_si512(rows[i] + d * kWide),
-                      b = _mm512_loadu_si512(rows[i + kTile] + d * kWide);
-        _mm512_store_si512(to + i * kWide, _mm512_unpacklo_epi16(a, b));
-        _mm512_store_si512(to + kTileSize + i * kWide, _mm512_unpackhi_epi16(a, b));
-      }
-    }
-  }
-  void put_dims_in_order(float* sums) const {
-    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int64_t d = 0; d < dim_steps_ * kWide; d += kWide) {
-      const __m512 a = _mm512_load_ps(sums + d), b = _mm512_load_ps(sums + d + 16);
-      _mm512_store_ps(sums + d, _mm512_permutex2var_ps(a, low, b));
-      _mm512_store_ps(sums + d + 16, _mm512_permutex2var_ps(a, high, b));
-    }
+    for (int64_t d = 0; d < dim_steps_; ++d, to += 2 * kTileSize) Layout::lay_values(rows, d * kWide, to);
   }
 
   // Scores of a block against the 32 positions from j on.
@@ -256,7 +197,7 @@ private:
   // i + 16 side by side.
   float soften_row(float* scores, int64_t num, int64_t end, float largest) const {
     return soften(scores, num, end, largest, [&](int64_t j, f32x16 first, f32x16 second) {
-      if constexpr (kIsScaled) {
+      if constexpr (Layout::kIsScaled) {
         first = mul(first, load(value_scales_ + j));
         second = mul(second, load(value_scales_ + j + 16));
       }
