@@ -45,6 +45,7 @@ _MAX_MERGES = 256  # alternatives that meet in one place, multiplied
 _MAX_ALL_MERGES = 1_024
 _MAX_MULTIPLE = 10_000  # states of the automaton that counts remainders
 _MAX_DECIMALS = 12
+_MAX_EXACT = 2**53  # the compiler holds numbers as floats, and ends the process at -2**63
 
 _ONE = {"additionalProperties", "additionalItems", "items"}
 _LISTS = {"anyOf", "allOf", "oneOf", "prefixItems"}
@@ -328,6 +329,8 @@ def _check_value(key: str, value: Any, place: str) -> list[Any]:
     """The value of a keyword that is enforced, as far as its bounds go or the compiler would pass over it; its patterns."""
     if key in _NUMBERS and not _is_number(value, (int, float)):
         raise GrammarError(f"{place}: {key} is a number, not {shown(value)}")
+    if key in _NUMBERS or key in ("enum", "const"):
+        _check_exact(key, value, place)
     if key in _COUNTS and (not _is_number(value, int) or not 0 <= value < 2**31):
         raise GrammarError(f"{place}: {key} is a whole number from 0 on, not {shown(value)}")
     if key == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
@@ -338,6 +341,18 @@ def _check_value(key: str, value: Any, place: str) -> list[Any]:
     if most is not None and isinstance(value, (list, dict)) and len(value) > most:
         raise GrammarError(f"{place}: {key} has {len(value):,} entries; at most {most:,} are taken")
     return [value] if key == "pattern" else list(value) if key == "patternProperties" and isinstance(value, dict) else []
+
+
+def _check_exact(key: str, value: Any, place: str) -> None:
+    level = [value]
+    while level:
+        for one in level:
+            if _is_number(one, (int, float)) and abs(one) > _MAX_EXACT:
+                raise GrammarError(
+                    f"{place}: {key} has {shown(one)}; numbers beyond {_MAX_EXACT:,} (2**53) would not be held exactly, so none "
+                    "is taken. Lower it, or leave it out"
+                )
+        level = [inner for one in level if isinstance(one, (dict, list)) for inner in _inner(one)]
 
 
 def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:
