@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: serve test check lint types sanitize bench exact fault clean format
+.PHONY: serve test check lint types sanitize bench exact fault fuzz clean format
 
 serve: $(VENV)/.run  ## environment, build, demo model, server
 	$(BIN)/ramet serve
@@ -39,6 +39,10 @@ exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise c
 
 fault: $(VENV)/.dev  ## the faults of the HTTP server in their full size; H8 needs root and ip(8)
 	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server tests/fault
+
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.dev  ## each fuzzer for five minutes; what fails is left in build/fuzz
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 BENCH := build/bench
 bench: $(VENV)/.run  ## machine, engine, tree, growth; the pictures in docs/bench are drawn anew
