@@ -119,7 +119,7 @@ class _Grammars:
     def _matcher(self, spec: GrammarSpec) -> Matcher:
         started_s = time.process_time()
         try:
-            return self._compiler.matcher(spec, frozenset({_EOS}))
+            return self._compiler.matcher(spec, frozenset({_EOS})).result()
         finally:
             assert time.process_time() - started_s < _MAX_SECONDS, "it took too long"
 
