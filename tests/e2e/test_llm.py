@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,3 +303,18 @@ def test_a_closed_llm_says_so(folder: Path) -> None:
     llm.close()
     with pytest.raises(InvalidRequest, match="closed"):
         llm.generate("a", GREEDY)
+
+
+def test_a_folder_with_a_sentencepiece_model(tmp_path: Path) -> None:
+    models = json.loads((Path(__file__).parents[1] / "golden/sentencepiece_models.json").read_text(encoding="utf-8"))
+    (data,) = (base64.b64decode(model["model"]) for model in models if model["name"] == "bpe without bytes")
+    folder = write_folder(TINY_MODELS["llama"], tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    (folder / "tokenizer.model").write_bytes(data)
+    form = SamplingParams(temperature=0, max_tokens=24, structured_outputs={"regex": "the (fox|dog) sleeps"})
+    with LLM(str(folder), threads=1) as llm:
+        (out,) = llm.generate("the quick", form)
+        assert out.prompt_token_ids == llm.tokenizer.encode("the quick")
+        assert out.prompt_token_ids[0] == 1
+        assert out.outputs[0].text in ("the fox sleeps", "the dog sleeps")

@@ -117,6 +117,8 @@ class SentencePieces:
                 raise ModelError(f"{self.where}: the score of token {token_id} is {score}; scores are finite numbers")
         if self.kind == "unigram" and self.unknown_id is None:
             raise ModelError(f"{self.where}: a unigram vocabulary needs a token for the unknown, and none is of that type")
+        if self.unknown_id is not None and not self.tokens[self.unknown_id]:
+            raise ModelError(f"{self.where}: token {self.unknown_id}, which stands for the unknown, is empty")
         check_charsmap(self.spelling.charsmap, self.where)
 
     def _name(self, token_id: int) -> str:
@@ -161,7 +163,7 @@ class SentencePieces:
         return models.BPE(
             vocab=ids,
             merges=merges_of_ranks([names[i] for i in ranked], parts, self.where),
-            unk_token=None if self.unknown_id is None else self.tokens[self.unknown_id],
+            unk_token=None if self.unknown_id is None else names[self.unknown_id],
             fuse_unk=True,
             byte_fallback=self._has_bytes,
         )

@@ -277,7 +277,7 @@ def test_harmful_models_are_refused(data: Callable[[], bytes], words: str) -> No
     assert str(raised.value).startswith("tokenizer.model")
 
 
-def test_t32_a_length_of_a_gigabyte_allocates_nothing() -> None:
+def test_t09_a_length_of_a_gigabyte_allocates_nothing() -> None:
     data = sentencepiece_model() + b"\x0a" + bytes([0x80, 0x80, 0x80, 0x80, 0x04]) + b"x" * 10
     tracemalloc.start()
     with pytest.raises(ModelError, match="says it has 1073741824 bytes"):
@@ -311,6 +311,7 @@ def test_f3_broken_models_are_refused_or_read(at: int, byte: int, cut: bool) -> 
         ({"tokens": ["a"] * MORE}, "tokens 0 and 1 are both 'a'"),
         ({"precompiled_charsmap": [1, 2, 300]}, "no list of bytes"),
         ({"precompiled_charsmap": [9, 9, 9, 9, 9]}, "precompiled_charsmap"),
+        ({"tokens": ["", *(f"t{i}" for i in range(1, MORE))], "token_type": [2, *[1] * (MORE - 1)]}, "token 0, which stands for"),
         ({"unknown_token_id": 10**9}, "unknown_token_id is 1000000000"),
     ],
 )
@@ -351,7 +352,7 @@ def test_harmful_added_tokens_are_refused(added: Any, words: str) -> None:
         ("model", {"type": "BPE", "vocab": {"a": 1}, "merges": [["a", "b"]]}, "not a tokenizer"),
     ],
 )
-def test_harmful_tokenizer_files_are_refused(tmp_path: Path, part: str, value: Any, words: str, capfd: Any) -> None:
+def test_t09_harmful_tokenizer_files_are_refused(tmp_path: Path, part: str, value: Any, words: str, capfd: Any) -> None:
     path = sentencepiece_file(tmp_path)
     file = json.loads(path.read_text())
     file |= {part: value, "added_tokens": file["added_tokens"] if part != "model" else [], "post_processor": None}
