@@ -23,11 +23,12 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-sanitize: $(VENV)/.dev  ## the kernels against each other under ASan and UBSan
+sanitize: $(VENV)/.dev  ## kernels and automata against plain definitions, under ASan and UBSan
 	$(BIN)/cmake -G Ninja -B build/sanitize -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
 	  -DRAMET_SELFCHECK=ON -DRAMET_SANITIZE=ON . > /dev/null
 	$(BIN)/ninja -C build/sanitize --quiet
 	build/sanitize/selfcheck
+	build/sanitize/selfcheck_automaton
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix src tests tools

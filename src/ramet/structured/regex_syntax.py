@@ -168,6 +168,8 @@ class _Parser:
                     self._fail("a group with ? is like (?:..), (?<name>..) or (?i)")
                 self._at -= 1
                 return flags
+            if char == "x":
+                self._fail("the flag x is not supported; write the regex without spaces and comments")
             if char in given or char not in "-isUumR":
                 self._fail(f"{shown(char)} is no flag; known are i, s, m, u, U and R, each once")
             given += char

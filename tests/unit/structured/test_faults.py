@@ -82,6 +82,7 @@ TEXTS: list[tuple[str, object, list[str], list[str]]] = [
     ("b112", {"grammar": 'root ::= e\ne ::= [0-9]+ | e "+" e'}, ["1+2", "12"], ["+", "1+"]),
     ("b112", {"grammar": 'start: e\ne: /[0-9]+/ | e "+" e'}, ["1+2"], ["1+"]),
     ("b113", {"grammar": 'root ::= ("a"* )*'}, ["", "aaa"], ["b"]),
+    ("b113", {"regex": "(a*)*"}, ["", "aaa"], ["b"]),
     ("escapes", {"grammar": r'root ::= "\u00e9\n\"" [^\]\x41-\x43\-] .'}, ["é\n\"D\n"], ["é\n\"A.", 'é\n"].']),
     ("empty alternative", {"grammar": 'root ::= "x" (| "y") ws\nws ::= | [ \\t]{1,2} # end'}, ["x", "xy  "], ["", "xyy", "x   "]),
     ("longest matches", {"grammar": 'root ::= [0-9]+ "5" ("(" root ")")?'}, ["125", "1255(35)"], ["5", "12"]),
@@ -113,8 +114,9 @@ def test_the_table_of_schemas_from_the_field() -> None:
     assert refused == [{"oneOf": [{"type": "integer"}, {"minimum": 2, "type": "number"}]}], "alternatives that overlap"
 
 
-def test_a_character_over_several_tokens_is_allowed_byte_by_byte() -> None:  # B077
-    one = matcher({"grammar": "root ::= [🌀-🗿]+"})
+@pytest.mark.parametrize("constraint", [{"grammar": "root ::= [🌀-🗿]+"}, {"regex": "[🌀-🗿]+"}], ids=str)
+def test_a_character_over_several_tokens_is_allowed_byte_by_byte(constraint: object) -> None:  # B077
+    one = matcher(constraint)
     assert allowed(one) == {0xF0}
     one.accept(0xF0)
     assert allowed(one) == {0x9F}
