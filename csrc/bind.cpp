@@ -104,6 +104,12 @@ KV to_kv(const Store& keys, const Store& values) {
   return {keys.data(), values.data(), format, dim(keys, 0), dim(keys, 1), head_dim};
 }
 
+Scoring to_scoring(float scale, std::optional<int64_t> window, std::optional<float> cap) {
+  require(!window || (*window >= 1 && *window <= kNoWindow), "a window is of at least one position");
+  require(!cap || *cap > 0, "a cap is over 0");
+  return {scale, window.value_or(kNoWindow), cap.value_or(0.0f)};
+}
+
 namespace {
 
 void embed(Kernels& self, const PackedWeight& table, const Ids& ids, const Array<float, 2>& out) {
@@ -205,7 +211,8 @@ void make_plan(Plan* self, int64_t page_size, const Ids& query_indptr, const Ids
 }
 
 void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys, const Store& values,
-               const Plan& plan, float scale, const Array<float, 2>& out) {
+               const Plan& plan, float scale, std::optional<int64_t> window, std::optional<float> cap,
+               const Array<float, 2>& out) {
   const KV layer = to_kv(keys, values);
   require(dim(q, 0) == plan.num_rows(), "q is float32[T, Hq, D] with the plan's rows");
   require(layer.num_heads > 0 && dim(q, 1) % layer.num_heads == 0, "Hq is a multiple of Hkv");
@@ -213,9 +220,10 @@ void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys,
   require(layer.head_dim > 0 && layer.head_dim % 8 == 0 && layer.head_dim <= 256,
           "the head dim is a multiple of 8 up to 256");
   require(plan.num_slots <= layer.num_slots, "the page table names pages beyond the KV pool");
+  const Scoring scoring = to_scoring(scale, window, cap);
   require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) * q.shape(2), "out is float32[T, Hq * D]");
   without_gil(self, [&] {
-    self.attention({q.data(), dim(q, 0), dim(q, 1) * dim(q, 2)}, dim(q, 1), layer, plan, scale, out.data());
+    self.attention({q.data(), dim(q, 0), dim(q, 1) * dim(q, 2)}, dim(q, 1), layer, plan, scoring, out.data());
   });
 }
 
@@ -316,7 +324,7 @@ NB_MODULE(_native, m) {
       .def("write_kv", &write_kv, nb::arg("layer_keys").noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("attention", &attention, nb::arg("q").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
-           nb::arg(), nb::arg(), nb::arg().noconvert());
+           nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().noconvert());
   bind_automaton(m);
   bind_program(m);
   bind_sampling(m, kernels);

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -26,6 +27,7 @@ int64_t dim(const A& array, size_t i) {
 }
 
 KV to_kv(const Store& keys, const Store& values);
+Scoring to_scoring(float scale, std::optional<int64_t> window, std::optional<float> cap);
 void bind_automaton(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m, nb::class_<Kernels>& kernels);

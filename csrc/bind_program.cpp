@@ -65,8 +65,10 @@ std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>
                                             nb::cast<size_t>(given[6]));
   }
   if (name == "attend") {
-    return std::make_unique<Attend>(id(1), heads(2), nb::cast<float>(given[3]), nb::cast<size_t>(given[4]),
-                                    id(5));
+    const auto [scale, window, cap] =
+        nb::cast<std::tuple<float, std::optional<int64_t>, std::optional<float>>>(given[3]);
+    return std::make_unique<Attend>(id(1), heads(2), to_scoring(scale, window, cap),
+                                    nb::cast<size_t>(given[4]), id(5));
   }
   if (name == "take_rows") return std::make_unique<TakeRows>(id(1), id(2));
   throw std::invalid_argument("unknown step " + name);

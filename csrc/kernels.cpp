@@ -265,8 +265,8 @@ void Kernels::rotate_and_store(float* qkv, int64_t rows, const Heads& heads, con
   });
 }
 
-void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
-                        float* out) {
+void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan,
+                        const Scoring& scoring, float* out) {
   const auto floats = static_cast<size_t>(plan.num_partials * num_heads * partial_floats(layer.head_dim));
   const AttentionArgs args{q.x,
                            q.ld,
@@ -278,12 +278,14 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
                            layer.num_heads,
                            layer.head_dim,
                            plan.page_size,
-                           scale,
+                           scoring.scale,
                            plan.task_rows.data(),
                            plan.positions.data(),
                            plan.page_ids.data(),
                            plan.partial_of_row.data(),
-                           partials_.get<float>(floats)};
+                           partials_.get<float>(floats),
+                           scoring.window,
+                           scoring.cap};
   const int64_t queries = plan.max_task_rows * (num_heads / layer.num_heads);
   const auto scratch = static_cast<size_t>(attention_scratch_floats(queries, layer.head_dim));
   const auto num_tasks = static_cast<int64_t>(plan.tasks.size());

@@ -58,6 +58,13 @@ struct Heads {
   int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }  // of a row of q, k and v
 };
 
+// How queries score positions: `window` and `cap` as in AttentionArgs.
+struct Scoring {
+  float scale;
+  int64_t window = kNoWindow;
+  float cap = 0;
+};
+
 // Rotary angles: [num_positions][num_columns] cosines and sines.
 struct Angles {
   const float *cos, *sin;
@@ -122,7 +129,7 @@ public:
   void rotate_and_store(float* qkv, int64_t rows, const Heads& heads, const HeadNorm& q_norm,
                         const HeadNorm& k_norm, const Angles& angles, const Pairs& pairs,
                         const int32_t* positions, const KV& layer, const int32_t* slots);
-  void attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, float scale,
+  void attention(const Rows& q, int64_t num_heads, const KV& layer, const Plan& plan, const Scoring& scoring,
                  float* out);
 
   void sample(const SampleArgs& args);  // sampling.h

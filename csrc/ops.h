@@ -10,6 +10,7 @@ constexpr int64_t kPanel = 16;  // outputs laid side by side
 constexpr int64_t kGroup = 32;  // inputs that share a scale
 constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
 constexpr int64_t kMaxTaskRows = 32;
+constexpr int64_t kNoWindow = int64_t{1} << 40;  // reaches beyond any position
 
 enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
 
@@ -140,6 +141,8 @@ struct AttentionArgs {
   const int32_t *task_rows, *positions, *page_ids;
   const int64_t* partial_of_row;  // [T] first partial of a split row, -1 of a whole one
   float* partials;                // [partial][num_heads][partial_floats(head_dim)]
+  int64_t window;                 // positions that a row sees, the last ones up to its own; kNoWindow for all
+  float cap;                      // scores become cap * tanh(score / cap); 0 for as they are
 };
 
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }

@@ -115,14 +115,19 @@ void Plan::add_spans(const std::vector<Sequence>& seqs) {
 
 void Plan::add_shared_span(int32_t span, Visits from, Visits to) {
   const int32_t first_page = from->second->first_page;
-  int32_t num = 0;
+  std::vector<int32_t> rows;
   for (; from != to; ++from) {
     const Sequence& seq = *from->second;
     for (int32_t row = seq.first_row; row <= seq.last_row(); ++row) {
-      if (num_spans_of(row) <= span) continue;
-      task_rows.push_back(row);
-      if (++num % kMaxTaskRows == 0) add_task(span, 1, first_page);
+      if (num_spans_of(row) > span) rows.push_back(row);
     }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [this](int32_t a, int32_t b) {
+    return positions[static_cast<size_t>(a)] < positions[static_cast<size_t>(b)];
+  });
+  for (size_t i = 0; i < rows.size(); ++i) {
+    task_rows.push_back(rows[i]);
+    if ((i + 1) % kMaxTaskRows == 0) add_task(span, 1, first_page);
   }
   add_task(span, 1, first_page);
 }

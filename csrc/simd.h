@@ -192,9 +192,16 @@ static inline f32x16 exp(const f32x16& x) {
   return mul(p, pow2(n));
 }
 
-// 1 - 2 / (e^2x + 1): within 2e-7.
+// Within 2 ulp: 1 - 2 / (e^2x + 1), and near zero, where that loses bits, Cephes' polynomial.
 static inline f32x16 tanh(const f32x16& x) {
-  return sub(set(1.0f), div(set(2.0f), add(exp(add(x, x)), set(1.0f))));
+  const f32x16 far = sub(set(1.0f), div(set(2.0f), add(exp(add(x, x)), set(1.0f))));
+  const f32x16 z = mul(x, x);
+  f32x16 p = set(-5.70498872745e-3f);
+  p = fma(p, z, set(2.06390887954e-2f));
+  p = fma(p, z, set(-5.37397155531e-2f));
+  p = fma(p, z, set(1.33314422036e-1f));
+  p = fma(p, z, set(-3.33332819422e-1f));
+  return where_at_least(abs(x), set(0.625f), far, fma(mul(p, z), x, x));
 }
 
 // Rows become columns: four rounds of interleaving row i with row i + 8.

@@ -158,8 +158,8 @@ void Attend::check(const Feed& feed) const { require_layer(feed, layer_, heads_)
 
 void Attend::run(Frame& frame) const {
   const Feed& feed = frame.feed;
-  frame.kernels.attention(frame.rows(reads[0]), heads_.num_heads, (*feed.layers)[layer_], *feed.plan, scale_,
-                          frame.out(writes));
+  frame.kernels.attention(frame.rows(reads[0]), heads_.num_heads, (*feed.layers)[layer_], *feed.plan,
+                          scoring_, frame.out(writes));
 }
 
 void TakeRows::check_widths(const std::vector<int64_t>& widths) const {

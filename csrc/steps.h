@@ -111,15 +111,15 @@ private:
 // Attention of the q in rows of q, k and v over a layer.
 class Attend final : public Step {
 public:
-  Attend(int qkv, const Heads& heads, float scale, size_t layer, int out)
-      : Step("attend", Extent::all_rows, {qkv}, out), heads_(heads), scale_(scale), layer_(layer) {}
+  Attend(int qkv, const Heads& heads, const Scoring& scoring, size_t layer, int out)
+      : Step("attend", Extent::all_rows, {qkv}, out), heads_(heads), scoring_(scoring), layer_(layer) {}
   void run(Frame& frame) const override;
   void check_widths(const std::vector<int64_t>& widths) const override;
   void check(const Feed& feed) const override;
 
 private:
   const Heads heads_;
-  const float scale_;
+  const Scoring scoring_;
   const size_t layer_;
 };
 

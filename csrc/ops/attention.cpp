@@ -17,13 +17,15 @@ void walk(const TaskView& view, float* scratch) {
   Spans spans(view, scratch + view.num_queries * stride);
   for (int64_t s = 0; s < view.task.num_spans; ++s) {
     const int64_t span = view.task.first_span + s, begin = span * kSpan;
-    spans.run(begin, view.first_query_at(begin), [&](int64_t i, const Partial& done) {
+    const Queries queries = view.seeing({0, view.num_queries}, begin, begin + kSpan);
+    if (queries.first == queries.last) continue;
+    spans.run(begin, queries, [&](int64_t i, const Partial& done) {
       const int64_t first_partial = args.partial_of_row[view.row(i)];
       const Partial total{totals + i * stride, dims};
       if (first_partial >= 0) {
         const int64_t at = (first_partial + span) * args.num_heads + view.head(i);
         Partial{args.partials + at * stride, dims}.copy_from(done);
-      } else if (s == 0) {
+      } else if (view.first_of(i) >= begin) {
         total.copy_from(done);
       } else {
         merge_span(total, done);
@@ -49,17 +51,8 @@ bool is_finite(const TaskView& view, int64_t offset) {  // of a value
   }
 }
 
-// Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
-// row does not see by zero, which such a value survives.
 template <class Layout>
-bool hides_infinities(const TaskView& view) {
-  const auto position = [&](int64_t row) {
-    return int64_t{view.args.positions[view.args.task_rows[view.task.first_row + row]]};
-  };
-  const int64_t begin = view.task.first_span * kSpan, end = begin + view.task.num_spans * kSpan;
-  const int64_t first = position(0) + 1 > begin ? position(0) + 1 : begin;
-  const int64_t last =
-      position(view.task.num_rows - 1) + 1 < end ? position(view.task.num_rows - 1) + 1 : end;
+bool has_infinities(const TaskView& view, int64_t first, int64_t last) {
   int64_t at[kStep];
   for (int64_t p = first; p < last; p += kStep) {
     const int64_t num = last - p < kStep ? last - p : kStep;
@@ -69,6 +62,17 @@ bool hides_infinities(const TaskView& view) {
     }
   }
   return false;
+}
+
+// Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
+// row does not see by zero, which such a value survives.
+template <class Layout>
+bool hides_infinities(const TaskView& view) {
+  const int64_t begin = view.task.first_span * kSpan, end = begin + view.task.num_spans * kSpan;
+  const auto inside = [&](int64_t p) { return p < begin ? begin : p > end ? end : p; };
+  const int64_t last = view.num_queries - 1;
+  return has_infinities<Layout>(view, inside(view.first_of(0)), inside(view.first_of(last))) ||
+         has_infinities<Layout>(view, inside(view.end_of(0)), inside(view.end_of(last)));
 }
 
 template <class Layout>
@@ -103,8 +107,11 @@ void merge(const AttentionArgs& args, const SplitRow& row, int64_t head) {
     const int64_t at = (row.first_partial + span) * args.num_heads + head;
     return Partial{args.partials + at * partial_floats(dims), dims};
   };
-  for (int64_t span = 1; span < row.num_spans; ++span) merge_span(partial(0), partial(span));
-  write_out(partial(0), args.out + (row.row * args.num_heads + head) * args.head_dim, args.head_dim);
+  const int64_t seen_from = args.positions[row.row] + 1 - args.window;
+  const Partial total = partial(seen_from > 0 ? seen_from / kSpan : 0);
+  for (int64_t span = seen_from > 0 ? seen_from / kSpan + 1 : 1; span < row.num_spans; ++span)
+    merge_span(total, partial(span));
+  write_out(total, args.out + (row.row * args.num_heads + head) * args.head_dim, args.head_dim);
 }
 
 }  // namespace RAMET_ISA

@@ -24,20 +24,22 @@ public:
     }
   }
 
-  // The span at `begin`, for queries from `first` on; finish(i, partial) takes each one's result.
+  // The span at `begin`, for queries that see any of it; finish(i, partial) takes each one's result.
   template <class Finish>
-  void run(int64_t begin, int64_t first, const Finish& finish) {
-    const int64_t num = v_.num_seen(v_.num_queries - 1, begin);
-    for (int64_t j = 0; j < num; j += kStep) {
+  void run(int64_t begin, const Queries& queries, const Finish& finish) {
+    const int64_t from = step_floor(v_.seen(queries.first, begin).first);
+    const int64_t num = v_.seen(queries.last - 1, begin).end;
+    for (int64_t j = from; j < num; j += kStep) {
       load_keys(begin + j, num - j);
-      each_tile(first_seeing(first, begin, j),
+      each_tile(v_.seeing(queries, begin + j, begin + j + kStep),
                 [&](auto tile, int64_t i) { score<decltype(tile)::value>(i, j); });
     }
-    for (int64_t i = first; i < v_.num_queries; ++i) {
+    for (int64_t i = queries.first; i < queries.last; ++i) {
       float* scores = scores_ + i * kSpan;
-      const int64_t seen = v_.num_seen(i, begin);
+      const Seen seen = v_.seen(i, begin);
+      if (v_.args.cap > 0) bend(scores, seen, v_.args.cap);
       const float largest = largest_of(scores, seen);
-      const float total = soften(scores, seen, (seen + kStep - 1) / kStep * kStep, largest,
+      const float total = soften(scores, seen, step_floor(seen.first), step_ceil(seen.end), largest,
                                  [&](int64_t j, const f32x16& a, const f32x16& b) {
                                    store(scores + j, a);
                                    store(scores + j + 16, b);
@@ -47,18 +49,12 @@ public:
       sums.largest() = largest;
       sums.total() = total;
     }
-    for (int64_t j = 0; j < num; j += kStep) {
+    for (int64_t j = from; j < num; j += kStep) {
       load_values(begin + j, num - j);
-      each_tile(first_seeing(first, begin, j), [&](auto tile, int64_t i) {
-        constexpr int kQueries = decltype(tile)::value;
-        const int64_t common = step_of(v_.num_seen(i, begin) - j);
-        add_values<kQueries>(i, j, 0, common);
-        for (int64_t q = i + 1; q < i + kQueries; ++q) {
-          add_values<1>(q, j, common, step_of(v_.num_seen(q, begin) - j));
-        }
-      });
+      each_tile(v_.seeing(queries, begin + j, begin + j + kStep),
+                [&](auto tile, int64_t i) { add_step<decltype(tile)::value>(i, begin, j); });
     }
-    for (int64_t i = first; i < v_.num_queries; ++i) finish(i, partial(i));
+    for (int64_t i = queries.first; i < queries.last; ++i) finish(i, partial(i));
   }
 
 private:
@@ -70,20 +66,34 @@ private:
   Partial partial(int64_t i) const { return {sums_ + i * partial_floats(dims_), dims_}; }
   static int64_t step_of(int64_t n) { return n < kStep ? n : kStep; }
 
-  int64_t first_seeing(int64_t i, int64_t begin, int64_t j) const {
-    while (v_.num_seen(i, begin) <= j) i += v_.group;
-    return i;
-  }
-
   template <class Work>
-  void each_tile(int64_t i, const Work& work) const {
-    for (; i + kQueryTile <= v_.num_queries; i += kQueryTile) work(Int<kQueryTile>{}, i);
+  void each_tile(const Queries& queries, const Work& work) const {
+    int64_t i = queries.first;
+    for (; i + kQueryTile <= queries.last; i += kQueryTile) work(Int<kQueryTile>{}, i);
     if constexpr (kQueryTile > 2) {
-      for (; i + 2 <= v_.num_queries; i += 2) work(Int<2>{}, i);
+      for (; i + 2 <= queries.last; i += 2) work(Int<2>{}, i);
     }
     if constexpr (kQueryTile > 1) {
-      for (; i < v_.num_queries; ++i) work(Int<1>{}, i);
+      for (; i < queries.last; ++i) work(Int<1>{}, i);
     }
+  }
+
+  // A step's values for Q queries: positions that only some of them see before and after those that all see.
+  template <int Q>
+  void add_step(int64_t i, int64_t begin, int64_t j) {
+    const auto seen_of = [&](int64_t q) -> Seen {
+      const Seen seen = v_.seen(q, begin);
+      return {seen.first > j ? seen.first - j : 0, step_of(seen.end - j)};
+    };
+    const Seen all{seen_of(i + Q - 1).first, seen_of(i).end};
+    if (all.first == 0 && all.end == kStep) return add_values<Q>(i, j, 0, kStep);
+    for (int64_t q = i; q + 1 < i + Q; ++q) {
+      const Seen seen = seen_of(q);
+      add_values<1>(q, j, seen.first, all.first < seen.end ? all.first : seen.end);
+    }
+    if (all.first < all.end) add_values<Q>(i, j, all.first, all.end);
+    const int64_t after = all.first > all.end ? all.first : all.end;
+    for (int64_t q = i + 1; q < i + Q; ++q) add_values<1>(q, j, after, seen_of(q).end);
   }
 
   // Calls put(j, d, row) for 16 dims of each of `num` positions; what is not seen is never read.

@@ -64,42 +64,72 @@ static inline f32x16 first_lanes(const f32x16& x, int64_t n) {  // of 16; the ot
   store(lanes, x);
   return load_some(lanes, n > 0 ? n : 0);
 }
+static inline f32x16 last_lanes(const f32x16& x, int64_t n) {  // likewise, 0 < n <= 16
+  float lanes[16];
+  store(lanes, x);
+  for (int64_t i = 0; i < 16 - n; ++i) lanes[i] = 0;
+  return load(lanes);
+}
 
-// Of the first `num` scores of a span. Those up to the next multiple of 16 are there to be overwritten.
-static inline float largest_of(float* scores, int64_t num) {
-  for (int64_t j = num; j % 16 != 0; ++j) scores[j] = -__builtin_inff();
-  f32x16 highest = load(scores), other = highest;  // two chains, for a long latency
-  int64_t j = 16;
-  for (; j + 16 < num; j += 32) {
+static inline int64_t step_floor(int64_t n) { return n / kStep * kStep; }
+static inline int64_t step_ceil(int64_t n) { return (n + kStep - 1) / kStep * kStep; }
+
+// Positions of a span, from `first` to before `end`.
+struct Seen {
+  int64_t first, end;
+};
+
+// Scores over a cap become what cap * tanh(score / cap) is to base 2. Those of a step are there together.
+static inline void bend(float* scores, const Seen& seen, float cap) {
+  const f32x16 unit = set(cap * 1.44269504f);
+  for (int64_t j = seen.first / 16 * 16; j < seen.end; j += 16)
+    store(scores + j, mul(tanh(load(scores + j)), unit));
+}
+
+// Of the seen scores of a span. Others in the same 16 are there to be overwritten.
+static inline float largest_of(float* scores, const Seen& seen) {
+  const int64_t begin = seen.first / 16 * 16;
+  for (int64_t j = begin; j < seen.first; ++j) scores[j] = -__builtin_inff();
+  for (int64_t j = seen.end; j % 16 != 0; ++j) scores[j] = -__builtin_inff();
+  f32x16 highest = load(scores + begin), other = highest;  // two chains, for a long latency
+  int64_t j = begin + 16;
+  for (; j + 16 < seen.end; j += 32) {
     highest = max(load(scores + j), highest);
     other = max(load(scores + j + 16), other);
   }
-  if (j < num) highest = max(load(scores + j), highest);
+  if (j < seen.end) highest = max(load(scores + j), highest);
   return reduce_max(max(highest, other));
 }
 
-// The first `num` scores of a span become weights, 2 to the power of their distance from the largest; those
-// up to `end`, a multiple of 32, become zero. put(j, a, b) takes the weights of positions j to j + 15 and j +
-// 16 to j + 31, after the scores there have been read. Returns the weights' total.
+// The seen scores of a span become weights, 2 to the power of their distance from the largest; the others
+// from `begin` to `end`, multiples of 32, become zero. put(j, a, b) takes the weights of positions j to j +
+// 15 and j + 16 to j + 31, after the scores there have been read. Returns the weights' total.
 template <class Put>
-static inline float soften(const float* scores, int64_t num, int64_t end, float largest, const Put& put) {
+static inline float soften(const float* scores, const Seen& seen, int64_t begin, int64_t end, float largest,
+                           const Put& put) {
   const f32x16 shift = set(largest);
   const auto weights = [&](int64_t j) { return pow2_of(sub(load(scores + j), shift)); };
+  const auto some_weights = [&](int64_t j) {  // zero where they are not seen
+    if (j + 16 <= seen.first || j >= seen.end) return set(0.0f);
+    const f32x16 x = first_lanes(weights(j), seen.end - j);
+    return j >= seen.first ? x : last_lanes(x, j + 16 - seen.first);
+  };
   f32x16 total = set(0.0f);
-  int64_t j = 0;
-  for (; j + kStep <= num; j += kStep) {
-    const f32x16 a = weights(j), b = weights(j + 16);
+  const auto take = [&](int64_t j, const f32x16& a, const f32x16& b) {
     total = add(add(total, a), b);
     put(j, a, b);
-  }
-  for (; j < end; j += kStep) {
-    const f32x16 a = j < num ? first_lanes(weights(j), num - j) : set(0.0f);
-    const f32x16 b = j + 16 < num ? first_lanes(weights(j + 16), num - j - 16) : set(0.0f);
-    total = add(add(total, a), b);
-    put(j, a, b);
-  }
+  };
+  int64_t j = begin;
+  for (; j < seen.first && j < end; j += kStep) take(j, some_weights(j), some_weights(j + 16));
+  for (; j + kStep <= seen.end; j += kStep) take(j, weights(j), weights(j + 16));
+  for (; j < end; j += kStep) take(j, some_weights(j), some_weights(j + 16));
   return reduce_add(total);
 }
+
+// Queries of a task, from `first` to before `last`.
+struct Queries {
+  int64_t first, last;
+};
 
 // The queries of one task and KV head, `group` heads of each row; rows rise in position.
 struct TaskView {
@@ -120,18 +150,25 @@ struct TaskView {
   float* out(int64_t query) const {
     return args.out + (row(query) * args.num_heads + head(query)) * args.head_dim;
   }
-  f32x16 q_scale() const { return set(args.scale * 1.44269504f); }
+  // With a cap, what tanh is of; else scores to base 2.
+  f32x16 q_scale() const { return set(args.cap > 0 ? args.scale / args.cap : args.scale * 1.44269504f); }
 
-  // How many positions of the span at `begin` a query sees; under 1 for none.
-  int64_t num_seen(int64_t query, int64_t begin) const {
-    const int64_t n = args.positions[row(query)] + 1 - begin;
-    return n < kSpan ? n : kSpan;
+  // The position after the last one that a query sees, and the first one.
+  int64_t end_of(int64_t query) const { return int64_t{args.positions[row(query)]} + 1; }
+  int64_t first_of(int64_t query) const {
+    const int64_t first = end_of(query) - args.window;
+    return first > 0 ? first : 0;
   }
-  // Those that see any of it are the last ones.
-  int64_t first_query_at(int64_t begin) const {
-    int64_t i = 0;
-    while (num_seen(i, begin) < 1) i += group;
-    return i;
+  // What a query sees of the span at `begin`. Both ends rise from query to query.
+  Seen seen(int64_t query, int64_t begin) const {
+    const int64_t first = first_of(query) - begin, end = end_of(query) - begin;
+    return {first > 0 ? first : 0, end < kSpan ? end : kSpan};
+  }
+  // Those among `some` that see any position from `from` to before `to`: all of a row, or none.
+  Queries seeing(Queries some, int64_t from, int64_t to) const {
+    while (some.first < some.last && end_of(some.first) <= from) some.first += group;
+    while (some.first < some.last && first_of(some.last - 1) >= to) some.last -= group;
+    return some;
   }
 
   // Where the keys of `num` positions from `start` on lie.

@@ -24,17 +24,18 @@ public:
     for (int64_t i = 0; i < v_.num_queries; ++i) load_query(i);
   }
 
-  // The span at `begin`, for queries from `first` on; finish(i, partial) takes each one's result. While the
-  // vector units make weights of one block's scores, the tile unit scores the next and sums the one before.
+  // The span at `begin`, for queries that see any of it; finish(i, partial) takes each one's result. While
+  // the vector units make weights of one block's scores, the tile unit scores the next and sums the one
+  // before.
   template <class Finish>
-  void run(int64_t begin, int64_t first, const Finish& finish) {
+  void run(int64_t begin, const Queries& queries, const Finish& finish) {
     Block blocks[3];  // before, now, next
-    blocks[2] = block_at(first / kTile * kTile, begin, first);
-    load_span(begin, v_.num_seen(v_.num_queries - 1, begin), blocks[2]);
+    blocks[2] = block_at(queries.first / kTile * kTile, begin, queries);
+    load_span(begin, {v_.seen(queries.first, begin).first, v_.seen(queries.last - 1, begin).end}, blocks[2]);
     do {
       blocks[0] = blocks[1];
       blocks[1] = blocks[2];
-      blocks[2] = block_at(blocks[1].base + kTile, begin, first);
+      blocks[2] = block_at(blocks[1].base + kTile, begin, queries);
       soften_block(blocks, begin);
       finish_block(blocks[0], finish);
     } while (blocks[2].num_rows > 0);
@@ -53,38 +54,41 @@ private:
   // Up to 16 queries in a span.
   struct Block {
     int64_t base = 0, first_row = 0, num_rows = 0;  // queries base + first_row to base + num_rows
-    int64_t end = 0;          // of the span's positions that any of them sees, in whole steps
-    float* scores = nullptr;  // [16][kScoreRow], then weights
+    int64_t begin = 0, end = 0;  // of the span's positions that any of them sees, in whole steps
+    float* scores = nullptr;     // [16][kScoreRow], then weights
     float largest[kTile], totals[kTile];
   };
 
   int64_t sum_row() const { return partial_floats(dims_); }
 
-  Block block_at(int64_t base, int64_t begin, int64_t first) const {
+  Block block_at(int64_t base, int64_t begin, const Queries& queries) const {
     Block b;
-    if (base >= v_.num_queries) return b;
+    if (base >= queries.last) return b;
     b.base = base;
-    b.first_row = first > base ? first - base : 0;
-    b.num_rows = v_.num_queries - base < kTile ? v_.num_queries - base : kTile;
-    b.end = (v_.num_seen(base + b.num_rows - 1, begin) + kStep - 1) / kStep * kStep;
+    b.first_row = queries.first > base ? queries.first - base : 0;
+    b.num_rows = queries.last - base < kTile ? queries.last - base : kTile;
+    b.begin = step_floor(v_.seen(base + b.first_row, begin).first);
+    b.end = step_ceil(v_.seen(base + b.num_rows - 1, begin).end);
     b.scores = scores_ + base / kTile % 3 * kTile * kScoreRow;
     return b;
   }
 
   void soften_block(Block (&blocks)[3], int64_t begin) const {
     Block& b = blocks[1];
-    int64_t seen[kTile];
+    Seen seen[kTile];
     for (int64_t r = b.first_row; r < b.num_rows; ++r) {
-      seen[r] = v_.num_seen(b.base + r, begin);
+      seen[r] = v_.seen(b.base + r, begin);
       if constexpr (Layout::kIsScaled) scale_scores(b.scores + r * kScoreRow, seen[r]);
+      if (v_.args.cap > 0) bend(b.scores + r * kScoreRow, seen[r], v_.args.cap);
       b.largest[r] = largest_of(b.scores + r * kScoreRow, seen[r]);
     }
     const auto soften_one = [&](int64_t r) {
       if (r >= b.first_row && r < b.num_rows)
-        b.totals[r] = soften_row(b.scores + r * kScoreRow, seen[r], b.end, b.largest[r]);
+        b.totals[r] = soften_row(b.scores + r * kScoreRow, seen[r], b, b.largest[r]);
     };
     for (int64_t u = 0; u < kParts; ++u) {
-      if (u * kStep < blocks[2].end) score_step(blocks[2], u * kStep, keys_ + u * kStep * dim_steps_ * kWide);
+      if (u * kStep >= blocks[2].begin && u * kStep < blocks[2].end)
+        score_step(blocks[2], u * kStep, keys_ + u * kStep * dim_steps_ * kWide);
       soften_one(2 * u);
       sum_part(blocks[0], u);
       soften_one(2 * u + 1);
@@ -115,29 +119,29 @@ private:
     }
   }
 
-  // Lays out `num` positions from `begin` on and scores the first block, while the keys are at hand. Where it
-  // is the only one, they are not kept.
-  void load_span(int64_t begin, int64_t num, const Block& first) {
+  // Lays out what is seen of the span at `begin` and scores the first block, while the keys are at hand.
+  // Where it is the only one, they are not kept.
+  void load_span(int64_t begin, const Seen& seen, const Block& first) {
     int64_t at[kSpan];
-    v_.find(begin, num, at);
-    if constexpr (Layout::kIsScaled) find_scales(at, num);
+    v_.find(begin + seen.first, seen.end - seen.first, at + seen.first);
+    if constexpr (Layout::kIsScaled) find_scales(at, seen);
     const int64_t kept = v_.num_queries > kTile ? dim_steps_ * kWide : 0;
-    for (int64_t j = 0; j < num; j += kStep) {
-      const int64_t seen = num - j < kStep ? num - j : kStep;
+    for (int64_t j = step_floor(seen.first); j < seen.end; j += kStep) {
+      const Seen here{seen.first > j ? seen.first - j : 0, seen.end - j < kStep ? seen.end - j : kStep};
       uint16_t* keys = keys_ + j * kept;
-      with_rows(v_.args.keys, at + j, seen, [&](const Rows& rows) { lay_keys(rows, keys); });
+      with_rows(v_.args.keys, at + j, here, [&](const Rows& rows) { lay_keys(rows, keys); });
       if (j < first.end) score_step(first, j, keys);
-      with_rows(v_.args.values, at + j, seen, [&](const Rows& rows) { lay_values(rows, j); });
+      with_rows(v_.args.values, at + j, here, [&](const Rows& rows) { lay_values(rows, j); });
     }
   }
 
   // The rows of one step in whole tile rows; those of positions that nobody sees are zeros.
   template <class Work>
-  void with_rows(const void* stored, const int64_t* at, int64_t seen, const Work& work) const {
+  void with_rows(const void* stored, const int64_t* at, const Seen& seen, const Work& work) const {
     alignas(64) static constexpr Item kZeros[256] = {};
     Rows rows;
     for (int64_t i = 0; i < kStep; ++i)
-      rows[i] = i < seen ? static_cast<const Item*>(stored) + at[i] : kZeros;
+      rows[i] = i >= seen.first && i < seen.end ? static_cast<const Item*>(stored) + at[i] : kZeros;
     if (v_.args.head_dim % kWide == 0) return work(rows);
     alignas(64) Item copies[kStep][256];
     for (int64_t i = 0; i < kStep; ++i) {
@@ -148,16 +152,18 @@ private:
     work(rows);
   }
 
-  // Of the first `num` positions of a span; those up to a whole step have zeros.
-  void find_scales(const int64_t* at, int64_t num) {
-    for (int64_t j = 0; j < num; ++j) {
+  // Of what is seen of a span; others in the same steps have zeros.
+  void find_scales(const int64_t* at, const Seen& seen) {
+    for (int64_t j = step_floor(seen.first); j < step_ceil(seen.end); ++j)
+      key_scales_[j] = value_scales_[j] = 0.0f;
+    for (int64_t j = seen.first; j < seen.end; ++j) {
       key_scales_[j] = v_.code_scale(v_.args.keys, at[j]);
       value_scales_[j] = v_.code_scale(v_.args.values, at[j]);
     }
-    for (int64_t j = num; j % kStep != 0; ++j) key_scales_[j] = value_scales_[j] = 0.0f;
   }
-  void scale_scores(float* scores, int64_t num) const {
-    for (int64_t j = 0; j < num; j += 16) store(scores + j, mul(load(scores + j), load(key_scales_ + j)));
+  void scale_scores(float* scores, const Seen& seen) const {
+    for (int64_t j = seen.first / 16 * 16; j < seen.end; j += 16)
+      store(scores + j, mul(load(scores + j), load(key_scales_ + j)));
   }
 
   // To [16 positions][dim step], each a tile.
@@ -195,8 +201,8 @@ private:
 
   // A step's weights take the place of its scores: 32 high parts, then 32 low ones, those of positions i and
   // i + 16 side by side.
-  float soften_row(float* scores, int64_t num, int64_t end, float largest) const {
-    return soften(scores, num, end, largest, [&](int64_t j, f32x16 first, f32x16 second) {
+  float soften_row(float* scores, const Seen& seen, const Block& b, float largest) const {
+    return soften(scores, seen, b.begin, b.end, largest, [&](int64_t j, f32x16 first, f32x16 second) {
       if constexpr (Layout::kIsScaled) {
         first = mul(first, load(value_scales_ + j));
         second = mul(second, load(value_scales_ + j + 16));
@@ -219,27 +225,27 @@ private:
   // Weights times values: the u-th of kParts equal shares of the work, which is steps of positions for each
   // 64 dims in turn.
   void sum_part(const Block& b, int64_t u) const {
-    const int64_t num_steps = b.end / kStep, all = num_steps * ((dim_steps_ + 1) / 2);
+    const int64_t num_steps = (b.end - b.begin) / kStep, all = num_steps * ((dim_steps_ + 1) / 2);
     for (int64_t n = u * all / kParts; n < (u + 1) * all / kParts; ++n) {
-      const int64_t tile = n / num_steps * 4, step = n % num_steps;
+      const int64_t tile = n / num_steps * 4, j = b.begin + n % num_steps * kStep;
       if (tile + 4 <= 2 * dim_steps_) {
-        sum_step<4>(b, tile, step, num_steps);
+        sum_step<4>(b, tile, j);
       } else {
-        sum_step<2>(b, tile, step, num_steps);
+        sum_step<2>(b, tile, j);
       }
     }
   }
 
   template <int N>  // tiles of 16 dims
-  void sum_step(const Block& b, int64_t tile, int64_t step, int64_t num_steps) const {
-    const uint16_t* values = values_ + (step * 2 * dim_steps_ + tile) * kTileSize;
-    if (step == 0) {
+  void sum_step(const Block& b, int64_t tile, int64_t j) const {
+    const uint16_t* values = values_ + (j / kStep * 2 * dim_steps_ + tile) * kTileSize;
+    if (j == b.begin) {
       tile_zero<2>();
       tile_zero<3>();
       tile_zero<4>();
       tile_zero<5>();
     }
-    const float* weights = b.scores + step * kStep;
+    const float* weights = b.scores + j;
     tile_load<0>(weights, kScoreRow * 4);
     tile_load<1>(weights + kTile, kScoreRow * 4);
     add_products<2, 6>(values);
@@ -248,7 +254,7 @@ private:
       add_products<4, 6>(values + 2 * kTileSize);
       add_products<5, 7>(values + 3 * kTileSize);
     }
-    if (step + 1 < num_steps) return;
+    if (j + kStep < b.end) return;
     float* sums = sums_ + tile * kTile;
     tile_store<2>(sums, sum_row() * 4);
     tile_store<3>(sums + kTile, sum_row() * 4);

@@ -1,6 +1,7 @@
 // Every op of every instruction set of this machine against plain loops, with ragged sizes and two threads:
 // what the sanitizers and an emulated processor run. Prints one line a set; exits with 1 where something is
 // off.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -131,7 +132,8 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   }
 }
 
-void check_attention(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t page_size) {
+void check_attention(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t page_size,
+                     const Scoring& scoring) {
   Random random;
   const int64_t num_kv_heads = 2, num_heads = 6, width = num_kv_heads * head_dim;
   const std::vector<int32_t> lengths{300, 37, 1}, counts{2, 20, 1};
@@ -168,7 +170,7 @@ void check_attention(Kernels& kernels, KVFormat format, int64_t head_dim, int64_
   std::vector<float> got(q.size()), want(q.size());
   const Plan plan({rows, 3, static_cast<int64_t>(page_ids.size()), page_size, query_indptr.data(),
                    positions.data(), page_indptr.data(), page_ids.data()});
-  kernels.attention({q.data(), rows, num_heads * head_dim}, num_heads, layer, plan, 0.5f, got.data());
+  kernels.attention({q.data(), rows, num_heads * head_dim}, num_heads, layer, plan, scoring, got.data());
   for (size_t b = 0; b < lengths.size(); ++b) {
     for (int32_t t = query_indptr[b]; t < query_indptr[b + 1]; ++t) {
       for (int64_t h = 0; h < num_heads; ++h) {
@@ -176,10 +178,12 @@ void check_attention(Kernels& kernels, KVFormat format, int64_t head_dim, int64_
         const int64_t base = first_slot[b] * width + h / 3 * head_dim;
         std::vector<double> sums(static_cast<size_t>(head_dim));
         double total = 0;
-        for (int64_t p = 0; p <= positions[static_cast<size_t>(t)]; ++p) {
+        const int64_t end = positions[static_cast<size_t>(t)] + 1;
+        for (int64_t p = std::max(int64_t{0}, end - scoring.window); p < end; ++p) {
           double score = 0;
           for (int64_t d = 0; d < head_dim; ++d)
-            score += 0.5 * x[d] * keys[static_cast<size_t>(base + p * width + d)];
+            score += scoring.scale * x[d] * keys[static_cast<size_t>(base + p * width + d)];
+          if (scoring.cap > 0) score = scoring.cap * std::tanh(score / scoring.cap);
           total += std::exp(score);
           for (int64_t d = 0; d < head_dim; ++d) {
             sums[static_cast<size_t>(d)] +=
@@ -366,8 +370,9 @@ int main() {
       }
       check_linear(kernels, Format::f32, 5, 7);
       for (const KVFormat kv : {KVFormat::f32, KVFormat::bf16, KVFormat::int8}) {
-        check_attention(kernels, kv, 24, 16);
-        check_attention(kernels, kv, 64, 3);
+        check_attention(kernels, kv, 24, 16, {0.5f});
+        check_attention(kernels, kv, 64, 3, {0.5f});
+        check_attention(kernels, kv, 64, 16, {0.5f, 41, 2.0f});
       }
       for (const int64_t width : {6, 16, 100}) check_rows(kernels, width);
       for (const int64_t size : {1, 31, 256, 257, 5000}) check_sampling(kernels, size);

@@ -67,7 +67,17 @@ class Kernels:
     def soft_cap(self, x: Float32, limit: float) -> None: ...
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None: ...
     def write_kv(self, layer_keys: _Array, layer_values: _Array, keys: Float32, values: Float32, slots: Int32) -> None: ...
-    def attention(self, q: Float32, keys: _Array, values: _Array, plan: Plan, scale: float, out: Float32) -> None: ...
+    def attention(
+        self,
+        q: Float32,
+        keys: _Array,
+        values: _Array,
+        plan: Plan,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        out: Float32,
+    ) -> None: ...
     def sample(
         self,
         logits: Float32,

@@ -70,7 +70,7 @@ def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
         q_norm, k_norm = (norm(HEADS.q_width), norm(24)) if i else (AS_IT_IS, AS_IT_IS)
         yield Project(x, norm(HIDDEN), packed(HEADS.width, HIDDEN, 4), normal(rng, HEADS.width), qkv)
         yield RotateAndStore(qkv, HEADS, q_norm, k_norm, Pairs(3, 7) if i else Pairs(0, 10), i)
-        yield Attend(qkv, HEADS, 0.2, i, mixed)
+        yield Attend(qkv, HEADS, 0.2, i, mixed, *((90, 1.5) if i else (None, None)))
 
     def mlp(x: Register, mixed: Register, gate_up: Register, bias: Float32 | None) -> Iterator[Step]:
         yield ProjectAdd(mixed, AS_IT_IS, packed(HIDDEN, HEADS.q_width), bias, x)

@@ -228,10 +228,19 @@ class Backend(Protocol):
 
     def plan(self, batch: Batch) -> AttentionPlan: ...
 
-    def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
+    def attention(
+        self,
+        q: Float32,
+        layer: KVLayer,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Float32:
         """Causal attention of float32[T, Hq, D] over the pages of each row's sequence: float32[T, Hq * D].
 
-        Row t at position p sees positions 0 to p. Spans of ``ATTENTION_SPAN`` positions that start at absolute multiples of it
+        Row t at position p sees positions 0 to p, or the last ``window`` of these. With a cap a score s becomes
+        ``cap * tanh(s / cap)``. Spans of ``ATTENTION_SPAN`` positions that start at absolute multiples of it
         are reduced alone (the largest score, then the weights and what they sum to) and merged left to right. Head h reads KV
         head h // (Hq / Hkv). Slots beyond p are never read: they may hold anything.
         """

@@ -87,7 +87,8 @@ class _Run:
             case Attend():
                 heads, _, _ = self._heads(step)
                 layer = self._feed.kv_layers[step.layer]
-                values[step.out] = self._backend.attention(heads, layer, self._feed.plan, step.scale)
+                given = step.scale, step.window, step.cap
+                values[step.out] = self._backend.attention(heads, layer, self._feed.plan, *given)
             case TakeRows():
                 values[step.out] = values[step.source][self._feed.wanted]
 

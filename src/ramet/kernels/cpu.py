@@ -113,10 +113,18 @@ class CpuBackend:
     def plan(self, batch: Batch) -> _native.Plan:
         return _native.Plan(batch.page_size, batch.query_indptr, batch.positions, batch.page_indptr, batch.page_ids)
 
-    def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
+    def attention(
+        self,
+        q: Float32,
+        layer: KVLayer,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Float32:
         rows, heads, head_dim = q.shape
         out: Float32 = np.empty((rows, heads * head_dim), np.float32)
-        self._kernels.attention(q, layer.keys, layer.values, plan, scale, out)  # type: ignore[arg-type]
+        self._kernels.attention(q, layer.keys, layer.values, plan, scale, window, cap, out)  # type: ignore[arg-type]
         return out
 
     def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:

@@ -116,7 +116,8 @@ def _native_step(step: Step, registers: _Registers) -> tuple[object, ...]:
             norms, pairs = (_prologue(step.q_norm), _prologue(step.k_norm)), (step.pairs.first, step.pairs.num)
             return "rotate_and_store", registers[step.qkv], _heads(step.heads), *norms, pairs, step.layer
         case Attend():
-            return "attend", registers[step.qkv], _heads(step.heads), step.scale, step.layer, registers[step.out]
+            scoring = step.scale, step.window, step.cap
+            return "attend", registers[step.qkv], _heads(step.heads), scoring, step.layer, registers[step.out]
         case TakeRows():
             return "take_rows", registers[step.source], registers[step.out]
 

@@ -181,13 +181,15 @@ class RotateAndStore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attend:
-    """out = attention of the q in ``qkv`` over KV layer ``layer``. Looks at all rows' keys and values."""
+    """out = attention of the q in ``qkv`` over KV layer ``layer`` (``Backend.attention``). Looks at all rows' keys and values."""
 
     qkv: Register
     heads: Heads
     scale: float
     layer: int
     out: Register
+    window: int | None = None
+    cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

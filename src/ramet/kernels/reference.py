@@ -202,13 +202,23 @@ class ReferenceBackend:
             slots += [all_slots[: p + 1] for p in positions]
         return _ReferencePlan(tuple(slots))
 
-    def attention(self, q: Float32, layer: KVLayer, plan: AttentionPlan, scale: float) -> Float32:
+    def attention(
+        self,
+        q: Float32,
+        layer: KVLayer,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Float32:
         if not isinstance(plan, _ReferencePlan):
             raise TypeError(f"a {type(plan).__name__} was planned by another backend")
         num_tokens, num_heads, head_dim = q.shape
         out: Float32 = np.empty((num_tokens, num_heads * head_dim), np.float32)
         for t in range(num_tokens):
-            out[t] = _attend(q[t] * np.float32(scale), layer, plan.slots[t]).reshape(-1)
+            slots = plan.slots[t]
+            first = max(0, len(slots) - (window or len(slots)))
+            out[t] = _attend(q[t] * np.float32(scale), layer, slots, first, cap).reshape(-1)
         return out
 
     def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
@@ -275,16 +285,18 @@ def kv_to_f32(stored: npt.NDArray[np.generic]) -> Float32:
     return bf16_to_f32(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
 
 
-def _attend(q: Float32, layer: KVLayer, slots: Int32) -> Float32:
-    """One row's float32[Hq, D] (scaled) against the keys at ``slots``: span by span, merged as they come."""
+def _attend(q: Float32, layer: KVLayer, slots: Int32, first: int, cap: float | None) -> Float32:
+    """One row's float32[Hq, D] (scaled) against the keys at ``slots`` from ``first`` on: span by span, merged as they come."""
     grouped = q.reshape(layer.keys.shape[1], -1, q.shape[1])
     largest = np.full(grouped.shape[:2], -np.inf, np.float32)
     total: Float32 = np.zeros(grouped.shape[:2], np.float32)
     out: Float32 = np.zeros(grouped.shape, np.float32)
-    for start in range(0, len(slots), ATTENTION_SPAN):
-        span = slots[start : start + ATTENTION_SPAN]
+    for start in range(first // ATTENTION_SPAN * ATTENTION_SPAN, len(slots), ATTENTION_SPAN):
+        span = slots[max(start, first) : start + ATTENTION_SPAN]
         keys, values = (kv_to_f32(store[span]) for store in (layer.keys, layer.values))
         scores = (keys[:, :, None, :] * grouped).sum(axis=3)
+        if cap is not None:
+            scores = np.tanh(scores / np.float32(cap)) * np.float32(cap)
         own_largest = scores.max(axis=0)
         weights = np.exp(scores - own_largest)
         sums = (weights[:, :, :, None] * values[:, :, None, :]).sum(axis=0)
