@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ORIGINAL_CONTEXT", "TINY_MODELS", "VOCAB_SIZE", "TinyModel", "tiny_config"]
+__all__ = ["GGUF_MODELS", "ORIGINAL_CONTEXT", "TINY_MODELS", "VOCAB_SIZE", "TinyModel", "tiny_config"]
 
 VOCAB_SIZE = 304  # 256 bytes, 6 special tokens, padding
 ORIGINAL_CONTEXT = 64  # of the models with scaled rotary angles, whose context is 256
@@ -22,8 +22,12 @@ _MODEL_TYPES = {
     "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
+    "MistralForCausalLM": "mistral",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
 }
-_HEAD_NORMS = {"Qwen3ForCausalLM"}
+_GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
+_HEAD_NORMS = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
 _NO_NORM_BEFORE = {"Olmo2ForCausalLM"}
 
 Tensor = npt.NDArray[np.float32]
@@ -31,12 +35,14 @@ Tensor = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One tiny model: its config.json, and its tensors by their names there (float32)."""
+    """One tiny model: its config.json, and its tensors by their names there (float32). ``gguf_arch`` is None where no GGUF file
+    can say all that the config does.
+    """
 
     name: str
     config: Mapping[str, Any]
     seed: int
-    gguf_arch: str
+    gguf_arch: str | None
     tensors: Mapping[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +116,9 @@ class _Weights:
         if self._architecture not in _NO_NORM_BEFORE:
             yield "input_layernorm.weight", self._norm(self._hidden)
         yield "post_attention_layernorm.weight", self._norm(self._hidden)
-        if self._architecture == "Olmo2ForCausalLM":
+        if self._architecture in _GEMMA:
+            yield "pre_feedforward_layernorm.weight", self._norm(self._hidden)
+        if self._architecture in _GEMMA | _NO_NORM_BEFORE:
             yield "post_feedforward_layernorm.weight", self._norm(self._hidden)
 
     def _mlp(self) -> Iterator[tuple[str, Tensor]]:
@@ -122,7 +130,8 @@ class _Weights:
         return (self._rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
 
     def _norm(self, size: int) -> Tensor:
-        return (1 + 0.1 * self._rng.standard_normal(size)).astype(np.float32)
+        offset = 0 if self._architecture in _GEMMA else 1  # Gemma adds it itself
+        return (offset + 0.1 * self._rng.standard_normal(size)).astype(np.float32)
 
     def _bias(self, size: int) -> Tensor:
         return (0.5 * self._rng.standard_normal(size)).astype(np.float32)
@@ -150,6 +159,13 @@ _LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+}
+_GEMMAS = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 50,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
 }
 _GRANITE = {"embedding_multiplier": 1.5, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.5}
 
@@ -182,5 +198,36 @@ TINY_MODELS: Mapping[str, TinyModel] = {
         TinyModel("smollm3", tiny_config("SmolLM3ForCausalLM", num_hidden_layers=4, tie_word_embeddings=True), 9, "smollm3"),
         TinyModel("granite", tiny_config("GraniteForCausalLM", tie_word_embeddings=True, **_GRANITE), 10, "granite"),
         TinyModel("olmo2", tiny_config("Olmo2ForCausalLM"), 11, "olmo2"),
+        TinyModel("mistral", tiny_config("MistralForCausalLM", sliding_window=50), 12, "llama"),
+        TinyModel(
+            "gemma2",
+            tiny_config(
+                "Gemma2ForCausalLM", **_GEMMAS, num_hidden_layers=3, attn_logit_softcapping=2.0, final_logit_softcapping=1.5
+            ),
+            14,
+            "gemma2",
+        ),
+        TinyModel(
+            "gemma3",
+            tiny_config(
+                "Gemma3ForCausalLM",
+                **_GEMMAS | {"rope_theta": 1e6},
+                num_hidden_layers=7,
+                sliding_window_pattern=6,
+                rope_local_base_freq=1e4,
+                rope_scaling={"rope_type": "linear", "factor": 8.0},
+            ),
+            15,
+            "gemma3",
+        ),
+        TinyModel(
+            "qwen2-windows",
+            tiny_config("Qwen2ForCausalLM", num_hidden_layers=3, use_sliding_window=True, sliding_window=40, max_window_layers=1),
+            16,
+            None,
+        ),
     )
 }
+
+GGUF_MODELS: Sequence[str] = [name for name, model in TINY_MODELS.items() if model.gguf_arch]
+"""Those that a GGUF file can hold."""

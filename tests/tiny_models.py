@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tiny_families import ORIGINAL_CONTEXT, TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_config
+from tiny_families import GGUF_MODELS, ORIGINAL_CONTEXT, TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_config
 
 __all__ = [
+    "GGUF_MODELS",
     "ORIGINAL_CONTEXT",
     "TINY_MODELS",
     "VOCAB_SIZE",
@@ -106,7 +107,8 @@ _GGUF_NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_GGUF_OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}}
+_GEMMA = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
+_GGUF_OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}, "gemma2": _GEMMA, "gemma3": _GEMMA}
 
 
 def write_gguf(
@@ -127,6 +129,7 @@ def write_gguf(
     """
     import gguf
 
+    assert model.gguf_arch is not None, f"{model.name} has no GGUF form"
     config, type_ = model.config, gguf.GGMLQuantizationType[type_name]
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, model.gguf_arch, **(split or {}))
@@ -137,6 +140,8 @@ def write_gguf(
         gguf_name = _gguf_name(name, model.gguf_arch)
         if values is None and model.gguf_arch in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             tensor = _interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if values is None and model.gguf_arch in ("gemma2", "gemma3") and tensor.ndim == 1:
+            tensor = tensor + np.float32(1)
         if stored and name in stored:
             writer.add_tensor(gguf_name, stored[name], raw_dtype=type_)
         elif tensor.ndim == 1 or type_name == "F32":
@@ -166,6 +171,11 @@ def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
     _write_rope_keys(writer, config)
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if "attn_logit_softcapping" in config:
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if "residual_multiplier" in config:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])

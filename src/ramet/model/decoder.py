@@ -142,7 +142,7 @@ def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer], rop
     for i, layer in enumerate(layers):
         steps.append(Project(every.x, layer.attn_norm, layer.qkv, layer.qkv_bias, every.qkv))
         steps.append(RotateAndStore(every.qkv, heads, layer.q_norm, layer.k_norm, rope.pairs(layer.spec.rope), i))
-        steps.append(Attend(every.qkv, heads, spec.attention_scale, i, every.mixed))
+        steps.append(Attend(every.qkv, heads, spec.attention_scale, i, every.mixed, layer.spec.window, spec.attention_cap))
         if i + 1 < len(layers):
             steps += _after_attention(spec, layer, every)
     # From here on rows do not meet, so what nobody wants is left out.

@@ -11,12 +11,13 @@ from typing import Literal
 
 from ramet.errors import ModelError, shown
 from ramet.model.files import few, plain
-from ramet.model.spec import HeadNorms, ModelSpec, Norms
+from ramet.model.spec import Activation, HeadNorms, ModelSpec, Norms
 
 __all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Expected", "Family", "Naming", "check_tensors", "expected_tensors", "family_of"]
 
 Naming = Literal["hf", "gguf"]
 Bias = Literal["never", "always", "by_file"]  # by_file: config.json's attention_bias, or the tensor's presence in a GGUF
+Windows = Literal["none", "all", "upper", "between"]  # layers whose window slides; see Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,16 @@ class Family:
     of one tensor, one role after another. ``gguf_interleaved``: its GGUF files store q and k rows so that rotary pairs are
     neighbours; Ramet rotates halves. ``hf_norm_offset``: what folders leave out of every norm's weight.
 
-    ``default_theta``: rotary base where a config has none, for families whose early configs had none. ``no_rope_every``: every so
-    many layers one does not rotate, unless the file says otherwise. ``has_multipliers``: Granite's four scales.
+    ``default_theta``: rotary base where a config has none, for families whose early configs had none. ``local_theta``: the same
+    for layers with a window, where they have a base of their own. ``no_rope_every``: every so many layers one does not rotate,
+    unless the file says otherwise.
+
+    ``windows``: the layers that may have one are none, all, those from ``max_window_layers`` on, or those between which every
+    ``full_every``-th sees all. ``has_window_switch``: a window counts only with ``use_sliding_window``.
+
+    ``has_multipliers``: Granite's four scales. ``is_gemma``: the embedding is scaled by the root of its width, scores by
+    ``query_pre_attn_scalar``, and there may be caps. ``gguf_wide_depth``: layers of the one Gemma whose scores are scaled by its
+    width over its heads, which its GGUF files do not say.
     """
 
     qkv_bias: Bias = "never"
@@ -42,41 +51,69 @@ class Family:
     default_theta: float | None = None
     no_rope_every: int = 0
     may_rotate_partly: bool = False
+    local_theta: float | None = None
+    windows: Windows = "none"
+    full_every: int = 0
+    has_window_switch: bool = False
     has_multipliers: bool = False
+    is_gemma: bool = False
+    gguf_wide_depth: int = 0
+    activation: Activation = "silu"
+    ties_by_default: bool = False
 
 
 _LLAMA = Family(qkv_bias="by_file", output_bias="by_file", gguf_interleaved=True, default_theta=10_000.0)
 _PHI3 = Family(
     default_theta=10_000.0,
     may_rotate_partly=True,
+    windows="all",
     hf_names=dict.fromkeys("qkv", "model.layers.{}.self_attn.qkv_proj.weight")
     | dict.fromkeys(("gate", "up"), "model.layers.{}.mlp.gate_up_proj.weight"),
     gguf_names=dict.fromkeys("qkv", "blk.{}.attn_qkv.weight") | dict.fromkeys(("gate", "up"), "blk.{}.ffn_up.weight"),
 )
-_QWEN2 = Family(qkv_bias="always")
-_QWEN3 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="head")
+_QWEN2 = Family(qkv_bias="always", windows="upper", has_window_switch=True)
+_QWEN3 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="head", windows="upper", has_window_switch=True)
 _OLMO2 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="whole", norms="after", default_theta=10_000.0)
 _GRANITE = replace(_LLAMA, has_multipliers=True)
-_SMOLLM3 = replace(_LLAMA, no_rope_every=4)
+_SMOLLM3 = replace(_LLAMA, no_rope_every=4, ties_by_default=True)
+_GEMMA2 = Family(
+    qkv_bias="by_file",
+    output_bias="by_file",
+    norms="both",
+    hf_names={"mlp_norm": "model.layers.{}.pre_feedforward_layernorm.weight"},
+    hf_norm_offset=1.0,
+    default_theta=10_000.0,
+    windows="between",
+    full_every=2,
+    is_gemma=True,
+    gguf_wide_depth=46,
+    activation="gelu_tanh",
+    ties_by_default=True,
+)
+_GEMMA3 = replace(_GEMMA2, qk_norm="head", default_theta=1_000_000.0, local_theta=10_000.0, full_every=6, gguf_wide_depth=62)
 
 HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": Family(),
+    "MistralForCausalLM": Family(windows="all"),
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN3,
     "Phi3ForCausalLM": _PHI3,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "GraniteForCausalLM": _GRANITE,
     "Olmo2ForCausalLM": _OLMO2,
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": _GEMMA3,
 }
 GGUF_FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA,
+    "llama": replace(_LLAMA, windows="all"),  # Mistral's, too
     "qwen2": _QWEN2,
     "qwen3": _QWEN3,
     "phi3": _PHI3,
     "smollm3": _SMOLLM3,
     "granite": _GRANITE,
     "olmo2": _OLMO2,
+    "gemma2": _GEMMA2,
+    "gemma3": _GEMMA3,
 }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from ramet.core.ids import Float32
-from ramet.errors import ModelError
+from ramet.errors import ModelError, shown
 from ramet.model.families import GGUF_FAMILIES, Family, family_of
 from ramet.model.files import Fields
 from ramet.model.gguf import GGUFFile, GGUFTensor
@@ -29,6 +31,7 @@ _MULTIPLIERS: Mapping[str, object] = {
     "embedding_scale": 1.0,
     "attention.scale": 0.0,
 }
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def dense_vector(tensor: GGUFTensor) -> Float32:
@@ -68,14 +71,17 @@ def read_gguf_spec(file: GGUFFile, fields: Fields, served: int | None) -> ModelS
         max_position=fields.integer(key("context_length")),
         rms_eps=fields.number(key("attention.layer_norm_rms_epsilon")),
         tie_embeddings="output.weight" not in file.tensors,
-        attention_scale=_attention_scale(fields, architecture, head_dim),
+        attention_scale=_attention_scale(fields, architecture, family, head_dim),
         norms=family.norms,
         qk_norm=family.qk_norm,
+        activation=family.activation,
         qkv_bias=has_bias(family.qkv_bias, "blk.0.attn_q.bias"),
         output_bias=has_bias(family.output_bias, "blk.0.attn_output.bias"),
-        embedding_scale=fields.number(key("embedding_scale"), 1.0),
+        embedding_scale=_embedding_scale(fields, architecture, family),
         residual_scale=fields.number(key("residual_scale"), 1.0),
         logit_scale=1.0 / fields.number(key("logit_scale"), 1.0),
+        attention_cap=_cap(fields, key("attn_logit_softcapping")),
+        logit_cap=_cap(fields, key("final_logit_softcapping")),
         eos_ids=tuple(dict.fromkeys(eos)),
         bos_id=bos[0] if bos else None,
     )
@@ -94,13 +100,33 @@ def _heads(fields: Fields, architecture: str) -> tuple[int, int, int]:
     head_dim = fields.integer(key("attention.key_length"), max(1, hidden_size // num_heads), high=1 << 16)
     values = key("attention.value_length")
     if head_dim % 2 or fields.integer(values, head_dim) != head_dim:
-        raise fields.fail(values, f"is {fields.raw(values)}; only the (even) head length is supported, here {head_dim}")
+        raise fields.fail(
+            values, f"is {shown(fields.raw(values), 60)}; only the (even) head length is supported, here {head_dim}"
+        )
     return num_heads, num_kv_heads, head_dim
 
 
-def _attention_scale(fields: Fields, architecture: str, head_dim: int) -> float:
+def _attention_scale(fields: Fields, architecture: str, family: Family, head_dim: int) -> float:
     key = f"{architecture}.attention.scale"
-    return (fields.fraction(key) if fields.has(key) else 0.0) or float(head_dim**-0.5)
+    if fields.has(key) and (scale := fields.fraction(key)) > 0:
+        return scale
+    if fields.integer(f"{architecture}.block_count") == family.gguf_wide_depth:
+        width, num_heads = (
+            fields.integer(f"{architecture}.embedding_length"),
+            fields.integer(f"{architecture}.attention.head_count"),
+        )
+        return float((width // num_heads) ** -0.5)
+    return float(head_dim**-0.5)
+
+
+def _embedding_scale(fields: Fields, architecture: str, family: Family) -> float:
+    if family.is_gemma:
+        return float(fields.integer(f"{architecture}.embedding_length") ** 0.5)
+    return fields.number(f"{architecture}.embedding_scale", 1.0)
+
+
+def _cap(fields: Fields, key: str) -> float | None:
+    return fields.fraction(key) or None if fields.has(key) else None
 
 
 def _check_switches(fields: Fields, architecture: str, family: Family) -> None:
@@ -108,10 +134,11 @@ def _check_switches(fields: Fields, architecture: str, family: Family) -> None:
     for name, value in neutral.items():
         key = f"{architecture}.{name}"
         if fields.has(key) and fields.raw(key) != value:
-            raise fields.fail(key, f"{fields.raw(key)!r} is not supported; only {value!r} is")
-    key = f"{architecture}.attention.sliding_window"
-    if fields.has(key) and 0 < fields.integer(key, low=0) < fields.integer(f"{architecture}.context_length"):
-        raise fields.fail(key, f"of {fields.raw(key)} tokens is in use, which is not supported")
+            raise fields.fail(key, f"{shown(fields.raw(key), 60)} is not supported; only {value!r} is")
+    for name in () if family.is_gemma else _CAPS:
+        key = f"{architecture}.{name}"
+        if fields.has(key) and fields.fraction(key):
+            raise fields.fail(key, f"{shown(fields.raw(key), 60)} is not supported in this architecture")
 
 
 def _vocab_size(file: GGUFFile, fields: Fields) -> int:
@@ -130,9 +157,41 @@ def _layers(
     file: GGUFFile, fields: Fields, architecture: str, family: Family, head_dim: int, served: int | None
 ) -> tuple[LayerSpec, ...]:
     num_layers = fields.integer(f"{architecture}.block_count", high=1024)
-    rope = _rope(file, fields, architecture, family, head_dim, served)
-    every = family.no_rope_every
-    return tuple(LayerSpec(NO_ROPE if every and (i + 1) % every == 0 else rope) for i in range(num_layers))
+    whole = local = _rope(file, fields, architecture, family, head_dim, served)
+    if family.local_theta is not None:
+        theta = fields.number(f"{architecture}.rope.freq_base_swa", family.local_theta)
+        local = RopeSpec(theta, whole.dim, linear_divisors(whole.dim))
+    window, every = _window(fields, architecture, family), family.no_rope_every
+    layers = []
+    for i, slides in enumerate(_slides(fields, architecture, family, num_layers)):
+        rope = NO_ROPE if every and (i + 1) % every == 0 else local if slides else whole
+        layers.append(LayerSpec(rope, window if slides else None))
+    return tuple(layers)
+
+
+def _window(fields: Fields, architecture: str, family: Family) -> int | None:
+    """None where there is none, or it is as long as the context."""
+    key = f"{architecture}.attention.sliding_window"
+    window = fields.integer(key, None if family.windows == "between" else 0, low=0)
+    if not 0 < window < fields.integer(f"{architecture}.context_length"):
+        return None
+    if family.windows not in ("all", "between"):
+        raise fields.fail(key, f"of {window} tokens is in use, which this architecture does not have")
+    return window
+
+
+def _slides(fields: Fields, architecture: str, family: Family, num_layers: int) -> list[bool]:
+    """Which layers see a window, if there is one: by the file's pattern (a period, or layer by layer), or the family's."""
+    if family.windows != "between":
+        return [True] * num_layers
+    key = f"{architecture}.attention.sliding_window_pattern"
+    listed = fields.raw(key)
+    if isinstance(listed, np.ndarray):
+        if len(listed) != num_layers:
+            raise fields.fail(key, f"has {len(listed)} entries for {num_layers} layers")
+        return [bool(slides) for slides in listed]
+    every = fields.integer(key, family.full_every)
+    return [(i + 1) % every != 0 for i in range(num_layers)]
 
 
 def _rope(file: GGUFFile, fields: Fields, architecture: str, family: Family, head_dim: int, served: int | None) -> RopeSpec:
@@ -148,7 +207,7 @@ def _rope(file: GGUFFile, fields: Fields, architecture: str, family: Family, hea
     kind = fields.text(kind_key, "linear" if fields.has(factor_key) else "none")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise fields.fail(
-            kind_key, f"{kind!r} is not supported; supported: none, linear, yarn, longrope, and factors in {_FACTORS}"
+            kind_key, f"{shown(kind, 60)} is not supported; supported: none, linear, yarn, longrope, and factors in {_FACTORS}"
         )
     divisors, scale = linear_divisors(dim), fields.number(prefix + "scaling.attn_factor", 1.0)
     if kind == "linear":

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ramet.errors import shown
 from ramet.model.files import Fields
 from ramet.model.rope import linear_divisors, llama3_divisors, longrope_scale, yarn_divisors, yarn_scale
 from ramet.model.spec import RopeSpec
@@ -51,9 +52,9 @@ def rope_of(parameters: Fields, theta: float, context: RopeContext) -> RopeSpec:
     """The angles that ``rope_parameters`` (transformers 5) or ``rope_scaling`` (before) describe. Raises ``ModelError``."""
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if parameters.text("type", kind) != kind:
-        raise parameters.fail("rope_type", f"is {kind!r}, but type is {parameters.raw('type')!r}")
+        raise parameters.fail("rope_type", f"is {shown(kind, 60)}, but type is {shown(parameters.raw('type'), 60)}")
     if kind not in _KINDS:
-        raise parameters.fail("rope_type", f"{kind!r} is not supported; supported: {', '.join(_KINDS)}")
+        raise parameters.fail("rope_type", f"{shown(kind, 60)} is not supported; supported: {', '.join(_KINDS)}")
     return _KINDS[kind](_Given(parameters, theta, _dim(parameters, context), context))
 
 

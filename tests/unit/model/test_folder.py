@@ -17,7 +17,6 @@ from ramet.errors import ModelError
 from ramet.kernels.registry import make_backend
 from ramet.model.folder import load_folder
 from ramet.model.rope import linear_divisors
-from ramet.model.spec import NO_ROPE
 
 LLAMA = TINY_MODELS["llama"]
 TOKENS = [5, 80, 81, 200, 3]
@@ -128,10 +127,13 @@ def test_two_descriptions_of_the_angles(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported in this architecture"),
         ({"logits_scaling": 8.0}, "logits_scaling 8.0 is not supported"),
         ({"residual_multiplier": 0.2}, "residual_multiplier 0.2 is not supported"),
-        ({"attention_multiplier": 0.2}, "attention_multiplier is not supported"),
+        ({"attention_multiplier": 0.2}, "attention_multiplier 0.2 is not supported"),
         ({"sliding_window": 128}, "sliding_window of 128 tokens is in use"),
         ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window of 128 tokens is in use"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types sliding_attention is not supported"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16 is not supported in this architecture"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is a whole number, not '64'"),
         ({"hidden_size": True}, "hidden_size is a whole number, not True"),
@@ -161,23 +163,6 @@ def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
-def test_mistral_with_and_without_a_window(tmp_path: Path) -> None:
-    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
-    assert np.array_equal(logits(write(tmp_path / "a", mistral)), logits(write(tmp_path / "b")))
-    load_folder(write(tmp_path / "c", mistral | {"sliding_window": 256}))  # as long as the context: never in use
-    with pytest.raises(ModelError, match="sliding_window of 255"):
-        load_folder(write(tmp_path / "d", mistral | {"sliding_window": 255}))
-    with pytest.raises(ModelError, match="rope_theta is missing"):
-        load_folder(write(tmp_path / "e", mistral | {"rope_theta": ...}))
-    with pytest.raises(ModelError, match="attention_bias is true"):
-        load_folder(write(tmp_path / "f", mistral | {"attention_bias": True}))
-
-
-def test_qwen_window_that_is_switched_off(tmp_path: Path) -> None:
-    changes = {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1}
-    load_folder(write(tmp_path, changes, TINY_MODELS["qwen3"]))
-
-
 def test_biases_that_the_configuration_does_not_have(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="unexpected tensors"):
         load_folder(write(tmp_path, {"attention_bias": False}, TINY_MODELS["llama-linear"]))
@@ -185,66 +170,6 @@ def test_biases_that_the_configuration_does_not_have(tmp_path: Path) -> None:
 
 def test_old_frequencies_are_ignored(tmp_path: Path) -> None:
     load_folder(write(tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}))
-
-
-def test_switches_of_each_family(tmp_path: Path) -> None:
-    found = {name: load_folder(write_folder(m, tmp_path / name)).spec for name, m in TINY_MODELS.items()}
-    switches = {n: (s.qkv_bias, s.output_bias, s.qk_norm, s.tie_embeddings, s.head_dim) for n, s in found.items()}
-    assert switches == {
-        "llama": (False, False, "none", False, 16),
-        "llama3": (False, False, "none", False, 16),
-        "llama-linear": (True, True, "none", False, 16),
-        "llama-dynamic": (False, False, "none", False, 16),
-        "qwen2": (True, False, "none", True, 16),
-        "qwen3": (False, False, "head", True, 32),
-        "qwen3-yarn": (False, False, "head", False, 32),
-        "phi3": (False, False, "none", False, 16),
-        "smollm3": (False, False, "none", True, 16),
-        "granite": (False, False, "none", True, 16),
-        "olmo2": (False, False, "whole", False, 16),
-    }
-
-
-def test_longrope_goes_by_the_context_that_is_served(tmp_path: Path) -> None:
-    """Never by a request: a key has the same bits in a short request and in a long one."""
-    folder, scaling = write(tmp_path, model=TINY_MODELS["phi3"]), TINY_MODELS["phi3"].config["rope_scaling"]
-    for served, key in ((None, "long_factor"), (65, "long_factor"), (64, "short_factor"), (10, "short_factor")):
-        rope = load_folder(folder, served).spec.layers[0].rope
-        assert (rope.dim, list(rope.divisors)) == (12, scaling[key])
-        assert rope.scale == pytest.approx(1.1547005)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("phi3", {"partial_rotary_factor": 0.05}, "partial_rotary_factor 0.05 is no even number of the 16 dims"),
-        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 is no even number"),
-        ("phi3", {"partial_rotary_factor": 1e300}, "partial_rotary_factor 1e.300 is no even number"),
-        ("phi3", {"partial_rotary_factor": -0.5}, "partial_rotary_factor is a finite number over 0"),
-        ("phi3", {"original_max_position_embeddings": 0}, "original_max_position_embeddings is from 2"),
-        ("phi3", {"intermediate_size": 97}, r"gate_up_proj\.weight is \[192, 64\], but the configuration makes it \[194, 64\]"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 4 layers"),
-        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers is a list of 0 and 1"),
-        ("smollm3", {"no_rope_layers": "1111"}, "no_rope_layers is a list"),
-        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is from 1"),
-        ("granite", {"embedding_multiplier": 0}, "embedding_multiplier is a finite number over 0"),
-        ("granite", {"logits_scaling": -1.0}, "logits_scaling is a finite number over 0"),
-        ("granite", {"attention_multiplier": "x"}, "attention_multiplier is a number"),
-    ],
-)
-def test_what_is_refused_in_a_family(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=message):
-        load_folder(write(tmp_path, changes, TINY_MODELS[name]))
-
-
-def test_layers_without_rotary_angles(tmp_path: Path) -> None:
-    def rotating(**changes: Any) -> list[bool]:
-        found = load_folder(write(tmp_path, changes, TINY_MODELS["smollm3"])).spec
-        return [layer.rope is not NO_ROPE for layer in found.layers]
-
-    assert rotating() == [True, True, True, False]
-    assert rotating(no_rope_layer_interval=2) == [True, False, True, False]
-    assert rotating(no_rope_layers=[0, 1, 1, 0], no_rope_layer_interval=2) == [False, True, True, False]
 
 
 def test_eos_ids_of_generation_config_win(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from one_sequence import OneSequence
-from tiny_models import TINY_MODELS, write_folder, write_gguf
+from tiny_models import GGUF_MODELS, TINY_MODELS, write_folder, write_gguf
 
 from ramet.errors import ModelError
 from ramet.kernels.registry import make_backend
@@ -38,7 +38,7 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
-@pytest.mark.parametrize("name", list(TINY_MODELS))
+@pytest.mark.parametrize("name", GGUF_MODELS)
 def test_same_tensors_and_shape_as_the_folder(name: str, tmp_path: Path) -> None:
     folder = load_folder(write_folder(TINY_MODELS[name], tmp_path / "folder"))
     file = load_gguf(write_gguf(TINY_MODELS[name], tmp_path / "model.gguf"))
@@ -97,7 +97,7 @@ def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
     ("changes", "message"),
     [
         ({"general.architecture": None}, r"general\.architecture is missing"),
-        ({"general.architecture": "gemma3"}, "architecture 'gemma3' is not supported; supported: llama, qwen2, qwen3"),
+        ({"general.architecture": "gemma"}, "architecture 'gemma' is not supported; supported: llama, qwen2, qwen3"),
         ({"general.architecture": 3}, r"general\.architecture is a string, not 3"),
         ({"llama.context_length": None}, r"llama\.context_length is missing"),
         ({"llama.context_length": "8192"}, r"llama\.context_length is a whole number, not '8192'"),
@@ -121,7 +121,8 @@ def test_b166_token_types_of_another_integer_type_are_kept(edited: Any) -> None:
         ({"llama.attention.scale": -1.0}, r"llama\.attention\.scale"),
         ({"llama.rope.scaling.type": "linear"}, r"rope\.scale_linear is missing"),
         ({"llama.expert_count": 8}, r"llama\.expert_count 8 is not supported; only 0"),
-        ({"llama.attention.sliding_window": 128}, "of 128 tokens is in use"),
+        ({"llama.attention.sliding_window": -1}, r"llama\.attention\.sliding_window is from 0"),
+        ({"llama.attn_logit_softcapping": 50.0}, r"llama\.attn_logit_softcapping 50\.0 is not supported"),
         ({"split.count": 3}, r"split\.count says this is one of 3 files, named like x-00001-of-00003\.gguf"),
         ({"llama.logit_scale": 2.0}, r"llama\.logit_scale 2\.0 is not supported"),
         ({"tokenizer.ggml.eos_token_id": 304}, r"tokenizer\.ggml\.eos_token_id is 304, but the vocabulary has 304"),
@@ -176,3 +177,20 @@ def test_fingerprint_is_of_every_byte(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     assert load_gguf(path).fingerprint() != first
+
+
+def test_windows_by_key(edited: Any) -> None:
+    def of(name: str, key: str, value: object) -> list[int | None]:
+        return [layer.window for layer in edited({f"{name}.attention.{key}": value}, name).spec.layers]
+
+    assert of("llama", "sliding_window", 0) == [None, None]
+    assert of("llama", "sliding_window", 256) == [None, None]
+    assert of("llama", "sliding_window", 100) == [100, 100]
+    assert of("gemma2", "sliding_window_pattern", 3) == [50, 50, None]
+    assert of("gemma2", "sliding_window_pattern", np.array([False, True, True])) == [None, 50, 50]
+    with pytest.raises(ModelError, match=r"sliding_window_pattern has 2 entries for 3 layers"):
+        of("gemma2", "sliding_window_pattern", np.array([False, True]))
+    with pytest.raises(ModelError, match=r"gemma2\.attention\.sliding_window is missing"):
+        of("gemma2", "sliding_window", None)
+    with pytest.raises(ModelError, match=r"qwen2\.attention\.sliding_window of 40 tokens is in use"):
+        of("qwen2", "sliding_window", 40)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from one_sequence import OneSequence
-from tiny_models import TINY_MODELS, write_folder, write_gguf
+from tiny_models import GGUF_MODELS, TINY_MODELS, write_folder, write_gguf
 
 from ramet.kernels.backend import Backend
 from ramet.kernels.registry import make_backend
@@ -40,6 +40,8 @@ def test_logits_are_those_of_transformers(
     name: str, load: Callable[[str, Path], Checkpoint], backend: Backend, tmp_path: Path
 ) -> None:
     """B172 among them: the last positions are past the original context of the models with scaled rotary angles."""
+    if load is _from_gguf and name not in GGUF_MODELS:
+        pytest.skip("no GGUF file can say all that this config does")
     logits = OneSequence(load(name, tmp_path), backend).feed(GOLDEN["prompt"])
     for position, expected in zip(GOLDEN["positions"], GOLDEN["models"][name]["logits"], strict=True):
         wanted = np.array(expected, np.float32)
