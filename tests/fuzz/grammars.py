@@ -1,4 +1,4 @@
-"""F5 and F6: patterns and JSON schemas that nobody meant well, compiled, and walked under their masks to an end."""
+"""F5 and F6: patterns, grammars, schemas and structural tags that nobody meant well, compiled, and walked under their masks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy as np
 from fuzz.harness import Target, kind_of
 from fuzz.mutation import as_json, mutated_bytes, mutated_json
 
-from ramet.core.grammar import GrammarSpec
+from ramet.core.grammar import GrammarKind, GrammarSpec
 from ramet.core.ports import Matcher
 from ramet.errors import GrammarError
 from ramet.structured.compiler import GrammarCompiler, TokenTable
 from ramet.structured.matcher import GuidanceMatcher
 
-__all__ = ["REGEX", "SCHEMA"]
+__all__ = ["GRAMMAR", "REGEX", "SCHEMA", "TAGS"]
 
 _MERGED = [b'{"', b'": ', b'", "', b"true", b"12", b"00", b"ab", b"\n  ", "é".encode(), "😀".encode()[:3], b"]}", b'\\"']
-_PIECES = [*(bytes([byte]) for byte in range(256)), *_MERGED, b"<eos>"]
+_PIECES = [*(bytes([byte]) for byte in range(256)), *_MERGED, b"<x>", b"<eos>"]
 _EOS = len(_PIECES) - 1
 _ENDING = np.packbits(np.arange(-(-len(_PIECES) // 32) * 32) == _EOS, bitorder="little").view(np.uint32)
 _MAX_STEPS = 60
@@ -41,6 +41,17 @@ _SCHEMA_WORDS = [
     "multipleOf", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "$defs", "minProperties", "maxProperties", "not", "if",
     "$id", "title", "object", "array", "string", "integer", "number", "boolean", "null", "#", "#/$defs/a", "date", "uuid",
     "a", "b", "ab", "^a", "[0-9]{2}",
+]  # fmt: skip
+_GRAMMAR_WORDS = [
+    "start: ", "root ::= ", "a: ", "a ::= ", "T: ", "a", "T", '"x"', '"é"i', "/[a-c]+/", "/./", "|", "*", "+", "?", "~2..3",
+    "{2}", "(", ")", "[a-c]", "[^\\n]", "%json {}", "%ignore ", "%import ", "<x>", "[lazy]", "[suffix=\"x\"]", "&", "~", "->",
+    "//", "#", "\n", '""', "\\u00e9",
+]  # fmt: skip
+_TAG_WORDS = [
+    "type", "structural_tag", "structures", "triggers", "format", "begin", "end", "schema", "content", "tags", "separator",
+    "elements", "value", "pattern", "json_schema", "const_string", "regex", "any_text", "sequence", "or", "tag",
+    "triggered_tags", "tags_with_separator", "at_least_one", "stop_after_first", "excludes", "style", "<t>", "<x>", '"', "\\",
+    "/", "[0-9]+",
 ]  # fmt: skip
 _SAFE_PATTERNS = {"^a", "[0-9]{2}", "^[a-c]+$", "b$", "x", "^(ab|c){1,3}$", "a|b"}  # of one meaning to re and to the compiler
 
@@ -84,7 +95,7 @@ class _Grammars:
     """A compiler, and what is tried with it."""
 
     def __init__(self) -> None:
-        self._compiler = GrammarCompiler(TokenTable(_PIECES, frozenset({_EOS}), (_EOS,), len(_PIECES)))
+        self._compiler = GrammarCompiler(TokenTable(_PIECES, frozenset({_EOS, _EOS - 1}), (_EOS,), len(_PIECES)))
 
     def regex(self, data: bytes) -> Hashable:
         """A pattern is refused in one line, or walked; where an automaton of ours holds it, llguidance has its masks too."""
@@ -115,6 +126,25 @@ class _Grammars:
             return "long"
         value = json.loads(text, parse_float=Decimal)
         return type(value).__name__, _is_valid(json.loads(spec.text, parse_float=Decimal), value, text)
+
+    def grammar(self, data: bytes) -> Hashable:
+        """A grammar in Lark or EBNF is refused in one line, or walked."""
+        return self._walked("grammar", data)
+
+    def tags(self, data: bytes) -> Hashable:
+        """So is a structural tag."""
+        return self._walked("structural_tag", data)
+
+    def _walked(self, kind: GrammarKind, data: bytes) -> Hashable:
+        try:
+            one = self._matcher(GrammarSpec(kind, data.decode(errors="ignore")))
+        except GrammarError as error:
+            return _refused(error)
+        try:
+            text, is_whole = _walk(one, Random(data))
+        except GrammarError as error:
+            return "walk", kind_of(error)
+        return is_whole, min(len(text), 8)
 
     def _matcher(self, spec: GrammarSpec) -> Matcher:
         started_s = time.process_time()
@@ -168,12 +198,27 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 
 def _mutate_schema(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    return _mutated_tree(rng, data, pool, _SCHEMA_WORDS)
+
+
+def _mutated_tree(rng: Random, data: bytes, pool: Sequence[bytes], words: Sequence[str]) -> bytes:
+    """As JSON, and now and then as bytes."""
     value = as_json(data)
     if value is None or rng.random() < 0.1:
-        return mutated_bytes(rng, data, pool, [word.encode() for word in _SCHEMA_WORDS])
+        return mutated_bytes(rng, data, pool, [word.encode() for word in words])
     others = [other for other in map(as_json, rng.choices(pool, k=4)) if other is not None]
-    return json.dumps(mutated_json(rng, value, others or [{}], _SCHEMA_WORDS)).encode()
+    return json.dumps(mutated_json(rng, value, others or [{}], words)).encode()
+
+
+def _mutate_grammar(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    return mutated_bytes(rng, data, pool, [word.encode() for word in _GRAMMAR_WORDS])
+
+
+def _mutate_tags(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    return _mutated_tree(rng, data, pool, _TAG_WORDS)
 
 
 REGEX = Target("F5", "regex", lambda: _Grammars().regex, _mutate_regex)
+GRAMMAR = Target("F5", "grammar", lambda: _Grammars().grammar, _mutate_grammar)
+TAGS = Target("F6", "tags", lambda: _Grammars().tags, _mutate_tags)
 SCHEMA = Target("F6", "schema", lambda: _Grammars().schema, _mutate_schema)

@@ -50,17 +50,15 @@ class Report:
 
 
 def fuzz(target: Target, folder: Path, *, seconds: float, seed: int = 0) -> Report:
-    """Try all known inputs, and others until the time is over. Raises ``Failed``, with the input left in ``folder``."""
+    """Try all known inputs, and then others for some time. Raises ``Failed``, with the input left in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     last = folder / f"{target.name}.last"
     attempt = target.start()
     rng = Random(seed)
     pool = target.corpus()
     report = Report()
-    ends_s = time.monotonic() + seconds
-    known = len(pool)
-    while report.num_tried < known or time.monotonic() < ends_s:
-        is_known = report.num_tried < known
+    num_known, ends_s = len(pool), 0.0
+    while (is_known := report.num_tried < num_known) or time.monotonic() < ends_s:
         data = pool[report.num_tried] if is_known else target.mutate(rng, rng.choice(pool), pool)
         last.write_bytes(data)
         try:
@@ -74,6 +72,8 @@ def fuzz(target: Target, folder: Path, *, seconds: float, seed: int = 0) -> Repo
                 f"{target.number} {target.name}, seed {seed}, input {report.num_tried}: {data[:200]!r} ({kept})"
             ) from error
         report.num_tried += 1
+        if report.num_tried == num_known:
+            ends_s = time.monotonic() + seconds
         if outcome not in report.outcomes and not is_known and len(pool) < _MAX_KEPT:
             pool.append(data)
         report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fuzz.grammars import REGEX, SCHEMA
+from fuzz.grammars import GRAMMAR, REGEX, SCHEMA, TAGS
 from fuzz.harness import Target
 
 __all__ = ["TARGETS"]
 
-TARGETS: tuple[Target, ...] = (REGEX, SCHEMA)
+TARGETS: tuple[Target, ...] = (REGEX, GRAMMAR, SCHEMA, TAGS)

@@ -155,6 +155,13 @@ class _Writer:
                 raise GrammarError(f"{place}.{flag} is true or false, not {shown(one[flag])}")
         return one
 
+    def _listed(self, form: object, place: str, depth: int) -> dict[str, Any]:
+        """A tag of a list of tags, whose type may be left out."""
+        one = {"type": "tag", **_object(form, place)}
+        if one["type"] != "tag":
+            raise GrammarError(f"{place}.type is tag, or left out, not {shown(one['type'])}")
+        return self._checked(one, place, depth)
+
     def _json(self, form: dict[str, Any], place: str) -> _Part:
         if form.get("style", "json") != "json":
             raise GrammarError(f"{place}.style is json, not {shown(form['style'])}")
@@ -171,7 +178,7 @@ class _Writer:
         self._num_tags += 1
         if self._num_tags > _MAX_TAGS:
             raise GrammarError(f"structural_tag has over {_MAX_TAGS} tags; use fewer")
-        begin = self._literal(form["begin"].removeprefix(trigger), f"{place}.begin")
+        begin = self._literal(_text(form["begin"], f"{place}.begin").removeprefix(trigger), f"{place}.begin")
         ends = form["end"] if isinstance(form["end"], list) else [form["end"]]
         end = self._either([self._literal(one, f"{place}.end") for one in _list(ends, f"{place}.end")])
         content = self._checked(form["content"], f"{place}.content", depth + 1)
@@ -193,7 +200,7 @@ class _Writer:
         first: list[_Part] = []
         for i, tag in enumerate(_list(form["tags"], f"{place}.tags")):
             where = f"{place}.tags[{i}]"
-            one = self._checked({"type": "tag", **_object(tag, where)}, where, depth + 1)
+            one = self._listed(tag, where, depth + 1)
             begin = _text(one["begin"], f"{where}.begin")
             head = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
             if head is None:
@@ -222,8 +229,7 @@ class _Writer:
         tags = []
         for i, tag in enumerate(_list(form["tags"], f"{place}.tags")):
             where = f"{place}.tags[{i}]"
-            one = self._checked({"type": "tag", **_object(tag, where)}, where, depth + 1)
-            _text(one["begin"], f"{where}.begin")
+            one = self._listed(tag, where, depth + 1)
             tags.append(self._tag(one, where, depth + 1))
         tag = self._rule(self._either(tags))
         separator = self._rule(self._literal(form["separator"], f"{place}.separator"))

@@ -135,6 +135,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"format": {"type": "sequence", "elements": [TEXT, TEXT]}}, "elements.0.: free text"),
     ({"format": {"type": "or", "elements": [TEXT, JSON_A]}}, "elements.0.: free text"),
     ({"format": tag("a", CALLS, "b")}, "content: free text"),
+    ({"format": SEPARATED | {"tags": [JSON_A]}}, "tags.0..type is tag"),
+    ({"format": tag(1, TEXT, "b")}, "format.begin is a text"),
     ({"format": tag("a", TEXT, "")}, "any_text before it has no end"),
     ({"format": tag("a", TEXT, [])}, "end is a list"),
     ({"format": CALLS | {"at_least_one": 1}}, "at_least_one is true or false"),
