@@ -107,8 +107,12 @@ void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids
 }
 
 void run_rows(Program& self, Kernels& kernels, const Array<const float, 2>& rows,
-              const Array<float, 2>& out) {
+              const std::optional<Array<const uint32_t, 2>>& outputs, const Array<float, 2>& out) {
   Feed feed;
+  if (outputs) {
+    require(dim(*outputs, 0) == dim(rows, 0), "outputs have a row for each row");
+    feed.outputs = {outputs->data(), dim(*outputs, 1)};
+  }
   feed.num_rows = dim(rows, 0);
   feed.loaded = rows.data();
   feed.loaded_width = dim(rows, 1);
@@ -129,7 +133,8 @@ void bind_program(nb::module_& m) {
       .def("run_tokens", &run_tokens, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
            nb::arg().noconvert())
-      .def("run_rows", &run_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert())
+      .def("run_rows", &run_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert().none(),
+           nb::arg().noconvert())
       .def("profile", &Program::profile)
       .def("profiled", &Program::profiled);
 }

@@ -173,6 +173,29 @@ void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeigh
             [&](int64_t begin, int64_t end, int) { multiply(weight, a, to, begin, end); });
 }
 
+// Panels are of few rows, so each row is done by itself; its bits are those of any number of rows.
+void Kernels::product_where(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
+                            const Wanted& wanted, const Output& to) {
+  for (Inputs& own : own_) reserve(own, 1, weight);
+  pool_.run(x.num, 1, [&](int64_t begin, int64_t end, int thread) {
+    Inputs& own = own_[static_cast<size_t>(thread)];
+    const Activations a = reserve(own, 1, weight);
+    float* space = own.row.get<float>(static_cast<size_t>(weight.k));
+    for (int64_t row = begin; row < end; ++row) {
+      prepare({x.x + row * x.ld, 1, x.ld}, prologue, weight, a, space, 0, 1);
+      float* y = to.y + row * to.ldy;
+      std::memset(y, 0, static_cast<size_t>(weight.n) * sizeof(float));
+      for (const PackedWeight::Stacked& part : weight.parts) {
+        for (int64_t panel = 0; panel < part.matrix.num_panels(); ++panel) {
+          const int64_t at = part.first_panel + panel;
+          if (wanted.any(row, part.first_output + panel * kPanel, kPanel))
+            multiply(weight, a, {to.bias, y, to.ldy, false}, at, at + 1);
+        }
+      }
+    }
+  });
+}
+
 void Kernels::rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width,
                        float* y) {
   over_rows(rows, width,

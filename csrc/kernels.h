@@ -52,6 +52,20 @@ struct Rows {
   int64_t num, ld;
 };
 
+// Which outputs are wanted of each row: rows of `num_words` words, bit i % 32 of word i / 32 for output i.
+struct Wanted {
+  const uint32_t* bits;
+  int64_t num_words;
+
+  bool any(int64_t row, int64_t first, int num) const {  // of outputs first to first + num, at most 32
+    const uint32_t* words = bits + row * num_words;
+    const int64_t at = first / 32;
+    uint64_t two = at < num_words ? words[at] : 0;
+    if (at + 1 < num_words) two |= uint64_t{words[at + 1]} << 32;
+    return (two >> (first % 32) & ((uint64_t{1} << num) - 1)) != 0;
+  }
+};
+
 struct Heads {
   int64_t num_heads, num_kv_heads, head_dim;
 
@@ -114,6 +128,9 @@ public:
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.
   void product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to);
+  // The same where only some outputs are wanted of each row; the others are 0, or what they would be.
+  void product_where(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
+                     const Wanted& wanted, const Output& to);
   void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* y);
   void add(float* x, const float* y, int64_t n);
   void silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);

@@ -20,6 +20,7 @@ struct Feed {
   const int32_t* token_ids = nullptr;
   const float* loaded = nullptr;  // rows of the register that is loaded
   int64_t loaded_width = 0;
+  Wanted outputs{};  // of the loaded rows, where not all are wanted
   const int32_t* slots = nullptr;
   const int32_t* wanted = nullptr;
   int64_t num_wanted = 0;

@@ -95,7 +95,14 @@ void Project::check_widths(const std::vector<int64_t>& widths) const {
   require_product(widths, product_, reads[0], writes);
 }
 
-void Project::run(Frame& frame) const { multiply(frame, reads[0], product_, writes, false); }
+void Project::run(Frame& frame) const {
+  const Wanted& all = frame.feed.outputs;
+  if (all.bits == nullptr) return multiply(frame, reads[0], product_, writes, false);
+  const Wanted block{all.bits + frame.begin * all.num_words, all.num_words};
+  const float* bias = product_.bias.empty() ? nullptr : product_.bias.data();
+  frame.kernels.product_where(frame.rows(reads[0]), product_.prologue, product_.weight, block,
+                              {bias, frame.out(writes), frame.rows(writes).ld, false});
+}
 
 void ProjectAdd::check_widths(const std::vector<int64_t>& widths) const {
   require_product(widths, product_, reads[0], writes);

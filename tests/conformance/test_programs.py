@@ -291,3 +291,29 @@ def test_feeds_that_do_not_fit_are_refused(any_cpu: Backend) -> None:
     assert same_bits(layers[0].keys, before)
     with pytest.raises(ValueError, match="needs"):
         program.run_rows(np.zeros((2, HIDDEN), np.float32))
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_outputs_that_are_wanted_have_the_bits_of_all(
+    cpu: Backend, rng: np.random.Generator, kinds: tuple[WeightFormat, ...]
+) -> None:
+    """Of stacked parts too, whose panels begin anywhere; and with fewer words than there are outputs."""
+    hidden, logits = Register(HIDDEN), Register(2 * VOCAB)
+    weight = cpu.pack([make_weight(rng, kinds[i % len(kinds)], VOCAB, HIDDEN) for i in range(2)])
+    program = cpu.compile(
+        Program(
+            (Load(hidden), Project(hidden, RmsNorm(normal(rng, HIDDEN), 1e-5), weight, normal(rng, 2 * VOCAB), logits)), logits
+        )
+    )
+    rows = normal(rng, 9, HIDDEN)
+    whole = program.run_rows(rows)
+    for num_words in (3, 5):
+        bits = (rng.random((9, num_words * 32)) < 0.08) & (np.arange(9) != 4)[:, None]
+        outputs = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+        found = program.run_rows(rows, outputs)
+        wanted = bits[:, : 2 * VOCAB]
+        assert same_bits(found[:, : wanted.shape[1]][wanted], whole[:, : wanted.shape[1]][wanted])
+        assert np.all(np.isfinite(found))
+        assert not found[4].any()
+    with pytest.raises(ValueError, match="outputs have a row for each row"):
+        program.run_rows(rows, np.zeros((8, 5), np.uint32))

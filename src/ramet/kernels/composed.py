@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramet.core.ids import Float32
+from ramet.core.ids import Float32, UInt32
 from ramet.kernels.backend import Backend
 from ramet.kernels.program import (
     Add,
@@ -41,7 +41,7 @@ class ComposedProgram:
     def run_tokens(self, feed: TokenFeed) -> Float32:
         return _Run(self._backend, feed, None).result(self._program)
 
-    def run_rows(self, rows: Float32) -> Float32:
+    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
         return _Run(self._backend, None, rows).result(self._program)
 
 

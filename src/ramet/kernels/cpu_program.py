@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ramet import _native
-from ramet.core.ids import Float32
+from ramet.core.ids import Float32, UInt32
 from ramet.kernels.backend import KVLayer
 from ramet.kernels.program import (
     Add,
@@ -71,9 +71,9 @@ class CpuProgram:
         )
         return out
 
-    def run_rows(self, rows: Float32) -> Float32:
+    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
         out: Float32 = np.empty((len(rows), self._width), np.float32)
-        self._program.run_rows(self._kernels, rows, out)
+        self._program.run_rows(self._kernels, rows, outputs, out)
         return out
 
     def profile(self, on: bool) -> None:

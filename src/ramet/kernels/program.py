@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ramet.core.ids import Float32, Int32
+from ramet.core.ids import Float32, Int32, UInt32
 from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight
 
 __all__ = [
@@ -237,6 +237,10 @@ class CompiledProgram(Protocol):
         """The result's rows, float32[T or R, width]. Raises ``ValueError`` where the feed does not fit the program."""
         ...
 
-    def run_rows(self, rows: Float32) -> Float32:
-        """The same for a program that begins with ``Load``."""
+    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
+        """The same for a program that begins with ``Load``.
+
+        ``outputs`` uint32[T, W] has a bit for each output that is wanted of a row, bit i % 32 of word i // 32 for output i, where
+        not all are; the others are what they would be, or what comes of a product that is 0.
+        """
         ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramet.core.batch import Batch
-from ramet.core.ids import Float32, Int32
+from ramet.core.ids import Float32, Int32, UInt32
 from ramet.kernels.backend import Backend, KVLayer, PackedWeight
 from ramet.kernels.program import (
     AS_IT_IS,
@@ -113,9 +113,12 @@ class Decoder:
         feed = TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers)
         return self._forward.run_tokens(feed)
 
-    def logits(self, hidden: Float32) -> Float32:
-        """float32[R, V] of float32[R, hidden]: the final norm, then the output projection."""
-        return self._logits.run_rows(np.ascontiguousarray(hidden))
+    def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
+        """float32[R, V] of float32[R, hidden]: the final norm, then the output projection.
+
+        ``wanted`` uint32[R, W] are bits of the tokens whose logits are wanted, where not all are; the others mean nothing.
+        """
+        return self._logits.run_rows(np.ascontiguousarray(hidden), wanted)
 
 
 def _products(layers: Sequence[_Layer], head: PackedWeight) -> dict[str, PackedWeight]:

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from ramet.core.batch import NO_MASKS, Batch
+from ramet.core.batch import NO_MASKS, Batch, RowSampling
 from ramet.core.ids import Float32, Int32, UInt32
 from ramet.core.output import StepOutput, TokenLogprobs
 from ramet.errors import EngineDead
@@ -22,6 +23,7 @@ from ramet.runner.sampler import sample, token_logprobs
 __all__ = ["LocalRunner", "Model"]
 
 _SLAB_ROWS = 64  # rows of logits in memory at a time: 64 * V floats, 37 MiB for a vocabulary of 150,000
+_FEW_TOKENS = 512  # whose logits are sooner done one by one than all together
 _NO_ROWS = np.empty((0, 0), np.float32)
 
 
@@ -32,8 +34,11 @@ class Model(Protocol):
         """Write the batch's keys and values; give these rows as they are before the final norm, float32[len(rows), H]."""
         ...
 
-    def logits(self, hidden: Float32) -> Float32:
-        """Final norm and output projection of float32[R, H]: float32[R, V]."""
+    def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
+        """Final norm and output projection of float32[R, H]: float32[R, V].
+
+        ``wanted`` uint32[R, W] are bits of the tokens that are wanted of each row, where not all are.
+        """
         ...
 
 
@@ -87,7 +92,7 @@ class LocalRunner:
         sampling = msgspec.structs.replace(batch.sampling, masks=masks)
         choices = [
             choice
-            for logits, rows in self._logits(hidden[num_prompt_rows:])
+            for logits, rows in self._choice_logits(hidden[num_prompt_rows:], sampling)
             for choice in sample(self._backend, logits, sampling, rows)
         ]
         return StepOutput(
@@ -97,6 +102,24 @@ class LocalRunner:
             prompt_logprobs=prompt_logprobs,
             errors={row: choice.error for row, choice in enumerate(choices) if choice.error is not None},
         )
+
+    def _choice_logits(self, hidden: Float32, sampling: RowSampling) -> Iterator[tuple[Float32, range]]:
+        """Logits of the rows where a token is chosen, a slab at a time. Where a mask leaves few tokens only theirs are computed:
+        forced text leaves the ways to cut it, and the output projection is a fifth of a small model.
+        """
+        is_sparse, masks = _sparse_rows(sampling)
+        for start in range(0, len(hidden), _SLAB_ROWS):
+            places = range(start, min(start + _SLAB_ROWS, len(hidden)))
+            rows, sparse = hidden[places.start : places.stop], is_sparse[places.start : places.stop]
+            if not sparse.any():
+                yield self._decoder.logits(rows), places
+                continue
+            wanted = masks[sampling.mask_indptr[places.start : places.stop][sparse]]
+            few = self._decoder.logits(rows[sparse], wanted)
+            if not sparse.all():
+                some, few = few, np.empty((len(rows), few.shape[1]), np.float32)
+                few[sparse], few[~sparse] = some, self._decoder.logits(rows[~sparse])
+            yield few, places
 
     def _logits(self, hidden: Float32) -> Iterator[tuple[Float32, range]]:
         """Logits of hidden rows, a slab at a time, with their places among the rows."""
@@ -110,6 +133,17 @@ class LocalRunner:
             wanted = slice(places.start, places.stop)
             targets, num_best = batch.prompt_logprob_targets[wanted], batch.prompt_logprob_k[wanted]
             yield from token_logprobs(self._backend, logits, targets, num_best)
+
+
+def _sparse_rows(sampling: RowSampling) -> tuple[npt.NDArray[np.bool_], UInt32]:
+    """Which rows have a mask of few tokens, and are not asked for logprobs, which are of all; and the masks."""
+    has_mask = np.diff(sampling.mask_indptr) == 1
+    if not has_mask.any():
+        return has_mask, sampling.masks
+    counts = np.bitwise_count(sampling.masks).sum(axis=1, dtype=np.int64)
+    is_sparse = has_mask & (sampling.num_logprobs < 0)
+    is_sparse[has_mask] &= counts <= _FEW_TOKENS
+    return is_sparse, sampling.masks
 
 
 @contextmanager

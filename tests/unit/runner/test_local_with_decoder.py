@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hand_made_batches import ints, make_batch
@@ -14,6 +15,7 @@ from ramet.errors import ConfigError
 from ramet.kernels.registry import make_backend
 from ramet.model.decoder import Decoder
 from ramet.model.folder import load_folder
+from ramet.runner import local
 from ramet.runner.local import LocalRunner
 
 PROMPT = [7, 200, 31, 31, 90, 4, 255, 17, 60, 8, 121]
@@ -92,3 +94,24 @@ def test_a_copied_page_gives_the_same_bits(new_runner):
     runner.launch(make_batch(2, [(PROMPT[6:], 6, (10, 12, 2))], copies=copies, rows=[ROW]))
     runner.collect()
     assert bits(runner.collect().logprobs[0]) == bits(expected.logprobs[0])
+
+
+def test_logits_of_the_few_tokens_that_a_mask_leaves_are_those_of_all(new_runner, monkeypatch):
+    """Rows with a mask and rows without, few tokens and many, with and without logprobs, in one batch of several slabs."""
+    rng = np.random.default_rng(1)
+    settings = [{"temperature": 0.8, "seed": i, "num_logprobs": (-1, 2)[i % 7 == 3]} for i in range(60)]
+    has_mask = np.arange(60) % 3 != 1
+    masks = np.packbits(rng.random((int(has_mask.sum()), 320)) < 0.03, axis=1, bitorder="little").view(np.uint32)
+    masks[::5] = 0xFFFFFFFF
+    batch = make_batch(1, [([7] * 60, 0, tuple(range(15)))], sampled=list(range(60)), rows=settings)
+    indptr = np.concatenate([[0], np.cumsum(has_mask)]).astype(np.int32)
+    batch = msgspec.structs.replace(batch, sampling=msgspec.structs.replace(batch.sampling, mask_indptr=indptr))
+    monkeypatch.setattr(local, "_SLAB_ROWS", 16)
+    found = []
+    for few in (64, 0):
+        monkeypatch.setattr(local, "_FEW_TOKENS", few)
+        runner = new_runner()
+        runner.launch(batch)
+        output = runner.collect(masks)
+        found.append((output.token_ids.tolist(), [one and bits(one) for one in output.logprobs], output.errors))
+    assert found[0] == found[1]
