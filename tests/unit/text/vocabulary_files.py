@@ -46,7 +46,7 @@ def vectors(shared: Path, name: str) -> list[tuple[str, list[int]]]:
 
 
 def hard_texts(shared: Path) -> list[str]:
-    """Naughty strings, 39 languages, and every emoji."""
+    """Naughty strings, 39 languages, and every emoji, sixteen a text."""
     folder = shared / "unicode-text"
     texts = json.loads((folder / "blns/blns.json").read_text())
     texts += [json.loads(line)["text"] for line in (folder / "udhr_39_languages.jsonl").read_text().splitlines()]
@@ -54,7 +54,8 @@ def hard_texts(shared: Path) -> list[str]:
     lines += (folder / "unicode-15.0/emoji-test.txt").read_text().splitlines()
     emoji = [line.split(";")[0].split() for line in lines if line and not line.startswith("#")]
     assert len(emoji) > 4000
-    return texts + ["".join(chr(int(code, 16)) for code in codes) for codes in emoji]
+    written = ["".join(chr(int(code, 16)) for code in codes) for codes in emoji]
+    return texts + ["".join(written[i : i + 16]) for i in range(0, len(written), 16)]
 
 
 def metadata_of_json(path: Path, pre: str) -> dict[str, object]:
