@@ -60,6 +60,8 @@ class _Totals:
                 "preemptions": stats.scheduler.num_preemptions,
                 "steps": stats.scheduler.num_steps,
                 "computed_tokens": stats.scheduler.num_computed_tokens,
+                "draft_tokens": stats.scheduler.num_draft_tokens,
+                "accepted_draft_tokens": stats.scheduler.num_accepted_draft_tokens,
             }
 
     def __getitem__(self, name: str) -> int:
@@ -263,6 +265,9 @@ class Metrics:
         yield _count("ramet:generation_tokens_total", "Output tokens", now.output_tokens)
         yield _count("ramet:computed_tokens_total", "Tokens computed, again after a preemption too", totals["computed_tokens"])
         yield _count("ramet:steps_total", "Steps of the engine", totals["steps"])
+        held = totals["accepted_draft_tokens"]
+        drafts = {"accepted": held, "rejected": totals["draft_tokens"] - held}
+        yield _count("ramet:draft_tokens_total", "Guesses that were verified: forced text, n-grams", drafts, "outcome")
         yield _count("ramet:preemptions_total", "Sequences put back to wait for want of pages", totals["preemptions"])
         yield _count("ramet:evicted_pages_total", "Cached pages given up for others", totals["evicted_pages"])
         yield _count("ramet:engine_starts_total", "Starts of the engine; over 1, it has died", client.num_starts)
@@ -286,6 +291,8 @@ class Metrics:
             "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", now.prompt_tokens),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache", now.hit_tokens),
             "num_preemptions": ("Preemptions", self._totals["preemptions"]),
+            "spec_decode_num_draft_tokens": ("Guesses that were verified", self._totals["draft_tokens"]),
+            "spec_decode_num_accepted_tokens": ("Guesses that held", self._totals["accepted_draft_tokens"]),
             "prompt_tokens": ("Prompt tokens", now.prompt_tokens),
             "generation_tokens": ("Output tokens", now.output_tokens),
         }

@@ -42,7 +42,14 @@ def stats(
     return EngineStats(
         num_open_requests=0,
         scheduler=SchedulerStats(
-            num_running=3, num_waiting=2, num_steps=7, num_preemptions=preemptions, num_computed_tokens=90, num_output_tokens=0
+            num_running=3,
+            num_waiting=2,
+            num_steps=7,
+            num_preemptions=preemptions,
+            num_computed_tokens=90,
+            num_output_tokens=0,
+            num_draft_tokens=20,
+            num_accepted_draft_tokens=15,
         ),
         kv=KVStats(
             num_pages=100,
@@ -199,6 +206,8 @@ def test_counters_never_go_back_when_the_engine_starts_again() -> None:
         ("ramet:preemptions_total",): [2, 2, 3, 3, 3],
         ("ramet:evicted_pages_total",): [3, 3, 3, 3, 3],
         ("ramet:steps_total",): [7, 7, 14, 14, 21],
+        ("ramet:draft_tokens_total", "accepted"): [15, 15, 30, 30, 45],
+        ("ramet:draft_tokens_total", "rejected"): [5, 5, 10, 10, 15],
         ("ramet:computed_tokens_total",): [90, 90, 180, 180, 270],
         ("ramet:engine_starts_total",): [1, 2, 2, 4, 4],
     }
@@ -290,6 +299,8 @@ def test_borrowed_values() -> None:
         "prefix_cache_queries_total": 100,
         "prefix_cache_hits_total": 40,
         "num_preemptions_total": 2,
+        "spec_decode_num_draft_tokens_total": 20,
+        "spec_decode_num_accepted_tokens_total": 15,
         "num_requests_running": 3,
         "num_requests_waiting": 2,
         "kv_cache_usage_perc": 0.16,
