@@ -29,7 +29,7 @@ public:
   }
 
 private:
-  static constexpr size_t kNumLaid = 64;
+  static constexpr size_t kNumLaid = 512;  // of 1 KiB: what a second-level cache holds
   struct Laid {
     int32_t state;
     std::array<int32_t, 256> to;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ramet.cli.bench_engine import engine
+from ramet.cli.bench_grammar import grammar
 from ramet.cli.bench_growth import growth
 from ramet.cli.bench_limits import limits
 from ramet.cli.bench_serve import serve
@@ -21,6 +22,7 @@ bench.add_command(serve)
 bench.add_command(engine)
 bench.add_command(limits)
 bench.add_command(growth)
+bench.add_command(grammar)
 
 
 @bench.command("cache")

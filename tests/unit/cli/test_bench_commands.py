@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import TINY_MODELS, write_folder
 
-from ramet.cli import bench_engine, bench_limits
+from ramet.cli import bench_engine, bench_grammar, bench_limits
 from ramet.cli.bench import bench
 from ramet.cli.measure import engine as measured
 from ramet.cli.measure import growth, kernels, report
@@ -175,3 +175,19 @@ def test_a_step_of_the_books_does_not_count_the_runner(monkeypatch):
 def test_numbers_are_shown_with_their_units():
     assert report.scaled("B/s", 54.2e9, 9.81e9) == "54.2 / 9.81 GB/s"
     assert report.scaled("OP/s", 0.5) == "0.5 OP/s"
+
+
+def test_constraints_are_timed_both_ways_on_two_vocabularies(model, monkeypatch):
+    small = {name: bench_grammar._CONSTRAINTS[name] for name in ("date and words", "choice of 4")}
+    monkeypatch.setattr(bench_grammar, "_CONSTRAINTS", small | {"schema": {"json": {"type": "integer"}}})
+    monkeypatch.setattr(bench_grammar, "_LARGE_VOCAB", 600)
+    told = json.loads(ran("grammar", model, "--json", "--walks", "2"))
+    assert [(one["constraint"], one["by"]) for one in told["costs"]] == 2 * [
+        ("date and words", "automaton"), ("date and words", "llguidance"), ("choice of 4", "automaton"),
+        ("choice of 4", "llguidance"), ("schema", "llguidance"),
+    ]  # fmt: skip
+    assert len({one["vocab_size"] for one in told["costs"]}) == 2
+    for one in told["costs"]:
+        assert one["compile_ms"] > 0
+        assert 0 < one["mask_us"][0] <= one["mask_us"][1]
+    assert "mask, warm" in ran("grammar", model, "--walks", "1")
