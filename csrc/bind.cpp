@@ -75,15 +75,18 @@ Part to_part(const nb::tuple& loaded) {
   return part;  // points into arrays that the caller's tuple keeps
 }
 
-PackedWeight pack(Kernels& self, const std::vector<nb::tuple>& loaded) {
-  std::vector<Part> parts;
-  for (const nb::tuple& one : loaded) parts.push_back(to_part(one));
-  require(!parts.empty(), "pack needs at least one matrix");
-  for (const Part& part : parts)
-    require(part.k == parts[0].k, "matrices that are packed together have one K");
-  const nb::gil_scoped_release release;
-  const Kernels::Turn turn(self);
-  return self.pack(parts);
+// Each part is asked for when the one before is laid out, so that no more than two are there at once.
+PackedWeight pack(Kernels& self, const nb::iterable& loaded) {
+  PackedWeight packed;
+  for (const nb::handle one : loaded) {
+    const Part part = to_part(nb::cast<nb::tuple>(one));
+    require(packed.parts.empty() || part.k == packed.k, "matrices that are packed together have one K");
+    const nb::gil_scoped_release release;
+    const Kernels::Turn turn(self);
+    self.pack(part, packed);
+  }
+  require(!packed.parts.empty(), "pack needs at least one matrix");
+  return packed;
 }
 
 }  // namespace

@@ -80,25 +80,21 @@ void pack_panel(const Part& part, int64_t panel, uint8_t* dst) {
 
 }  // namespace
 
-PackedWeight Kernels::pack(const std::vector<Part>& parts) {
-  PackedWeight packed;
-  for (const Part& part : parts) {
-    Matrix m{part.format, part.n, part.k, panel_bytes(part.format, part.k), nullptr};
-    const size_t num_bytes = static_cast<size_t>(m.num_panels()) * m.panel_bytes;
-    Bytes bytes = allocate(num_bytes);
-    m.data = bytes.get();
-    pool_.run(m.num_panels(), 8, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i)
-        pack_panel(part, i, bytes.get() + static_cast<size_t>(i) * m.panel_bytes);
-    });
-    packed.parts.push_back({m, std::move(bytes), packed.n, packed.num_panels});
-    packed.n += part.n;
-    packed.k = part.k;
-    packed.num_panels += m.num_panels();
-    packed.num_bytes += num_bytes;
-    packed.reads[static_cast<size_t>(ops_.input_of(part.format))] = true;
-  }
-  return packed;
+void Kernels::pack(const Part& part, PackedWeight& to) {
+  Matrix m{part.format, part.n, part.k, panel_bytes(part.format, part.k), nullptr};
+  const size_t num_bytes = static_cast<size_t>(m.num_panels()) * m.panel_bytes;
+  Bytes bytes = allocate(num_bytes);
+  m.data = bytes.get();
+  pool_.run(m.num_panels(), 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i)
+      pack_panel(part, i, bytes.get() + static_cast<size_t>(i) * m.panel_bytes);
+  });
+  to.parts.push_back({m, std::move(bytes), to.n, to.num_panels});
+  to.n += part.n;
+  to.k = part.k;
+  to.num_panels += m.num_panels();
+  to.num_bytes += num_bytes;
+  to.reads[static_cast<size_t>(ops_.input_of(part.format))] = true;
 }
 
 void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y) {

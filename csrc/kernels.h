@@ -123,7 +123,8 @@ public:
   const Ops& ops() const { return ops_; }
   int num_threads() const { return pool_.num_threads(); }
 
-  PackedWeight pack(const std::vector<Part>& parts);
+  // Lays a matrix out below those that `to` has already; its K is theirs.
+  void pack(const Part& part, PackedWeight& to);
   // Rows of the matrix, times a number.
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.

@@ -96,7 +96,8 @@ Sample make_sample(Random& random, Format format, int64_t n, int64_t k) {
 void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   Random random;
   const Sample sample = make_sample(random, format, n, k);
-  const PackedWeight packed = kernels.pack({sample.part, sample.part});
+  PackedWeight packed;
+  for (int i = 0; i < 2; ++i) kernels.pack(sample.part, packed);
   const int64_t rows = 13, width = 2 * n;
   std::vector<float> x = random.reals(rows * k), bias = random.reals(width);
   if (is_quantized(format)) {  // inputs that quantise without loss, so that plain loops give the result
@@ -265,7 +266,8 @@ void check_prologue(Kernels& kernels, Format format, int64_t rows) {
   Random random;
   const int64_t n = 37, k = 96;
   const Sample sample = make_sample(random, format, n, k);
-  const PackedWeight packed = kernels.pack({sample.part});
+  PackedWeight packed;
+  kernels.pack(sample.part, packed);
   const std::vector<float> x = random.reals(rows * 2 * k), weight = random.reals(k),
                            before = random.reals(rows * n);
   std::vector<float> made(static_cast<size_t>(rows * k)), want(before), got(before), product(before.size());

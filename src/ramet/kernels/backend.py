@@ -10,7 +10,7 @@ threads may not change a bit of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -160,10 +160,11 @@ class Backend(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def pack(self, parts: Sequence[Weight]) -> PackedWeight:
+    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
         """Stack matrices of equal K along N (q, k and v; gate and up) and lay them out for ``linear`` and ``embed``.
 
-        Parts may differ in format. Raises ``ValueError`` where K differs or a quantised K is no multiple of 32.
+        Parts may differ in format; each is asked for when the one before is laid out. Raises ``ValueError`` where K differs or a
+        quantised K is no multiple of 32.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +61,8 @@ class CpuBackend:
     def threads(self) -> int:
         return self._kernels.threads
 
-    def pack(self, parts: Sequence[Weight]) -> PackedWeight:
-        return self._kernels.pack([(p.format, p.data, p.scales, p.mins) for p in parts])
+    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
+        return self._kernels.pack((p.format, p.data, p.scales, p.mins) for p in parts)
 
     def compile(self, program: Program) -> CpuProgram:
         return CpuProgram(self._kernels, program)

@@ -7,7 +7,7 @@ float64, whatever the order, and may use BLAS.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,9 +118,10 @@ class ReferenceBackend:
     isa = "numpy"
     threads = 1
 
-    def pack(self, parts: Sequence[Weight]) -> PackedWeight:
-        check_parts(parts)
-        return _ReferenceWeight(tuple(parts))
+    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
+        found = tuple(parts)
+        check_parts(found)
+        return _ReferenceWeight(found)
 
     def compile(self, program: Program) -> ComposedProgram:
         return ComposedProgram(self, program)

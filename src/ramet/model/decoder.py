@@ -14,7 +14,7 @@ import numpy as np
 
 from ramet.core.batch import Batch
 from ramet.core.ids import Float32, Int32, UInt32
-from ramet.kernels.backend import Backend, KVLayer, PackedWeight
+from ramet.kernels.backend import Backend, KVLayer, PackedWeight, Weight
 from ramet.kernels.program import (
     AS_IT_IS,
     Add,
@@ -42,6 +42,8 @@ from ramet.model.rope import RopeTable
 from ramet.model.spec import Activation, Checkpoint, LayerSpec, ModelSpec, Progress, Tensors, silent
 
 __all__ = ["Decoder"]
+
+_SLAB_VALUES, _SLAB_ROWS = 1 << 25, 64  # values packed at a time, and rows that backends pack without a rest
 
 _GATES: Mapping[Activation, Prologue] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
 
@@ -90,8 +92,8 @@ class Decoder:
             layers.append(layer)
             progress("packing weights", i + 1, spec.num_layers + 1)
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
-        embed = backend.pack([tensors.matrix("embed")])
-        head = embed if spec.tie_embeddings else backend.pack([tensors.matrix("head")])
+        embed = backend.pack(_slabs(tensors, "embed"))
+        head = embed if spec.tie_embeddings else backend.pack(_slabs(tensors, "head"))
         progress("packing weights", spec.num_layers + 1, spec.num_layers + 1)
         self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
         self._logits = backend.compile(_logits(spec, final_norm, head))
@@ -181,6 +183,14 @@ def _logits(spec: ModelSpec, final_norm: RmsNorm, head: PackedWeight) -> Program
     return Program((Load(hidden), Project(hidden, final_norm, head, None, logits), *caps), logits)
 
 
+def _slabs(tensors: Tensors, name: str) -> Iterator[Weight]:
+    """A matrix in runs of rows, so that no more of it than one is unpacked at a time."""
+    num_rows, num_inputs = tensors.shape(name)
+    step = max(_SLAB_ROWS, _SLAB_VALUES // num_inputs // _SLAB_ROWS * _SLAB_ROWS)
+    for first in range(0, num_rows, step):
+        yield tensors.matrix(name, rows=slice(first, first + step))
+
+
 def _pack_layers(spec: ModelSpec, tensors: Tensors, backend: Backend) -> Iterator[_Layer]:
     for i, layer in enumerate(spec.layers):
         prefix = f"layers.{i}."
@@ -197,7 +207,7 @@ def _pack_layers(spec: ModelSpec, tensors: Tensors, backend: Backend) -> Iterato
             return AS_IT_IS if spec.residual_scale == 1.0 else Scale(spec.residual_scale)
 
         def pack(*names: str, prefix: str = prefix) -> PackedWeight:
-            return backend.pack([tensors.matrix(prefix + name) for name in names])
+            return backend.pack(slab for name in names for slab in _slabs(tensors, prefix + name))
 
         yield _Layer(
             spec=layer,

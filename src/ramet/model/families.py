@@ -180,6 +180,11 @@ class Expected:
     def rows(self) -> slice:
         return slice(self.first_row, self.first_row + self.shape[0])
 
+    def part(self, rows: slice) -> slice:
+        """Some of its rows, as rows of the file's tensor."""
+        first, stop, _ = rows.indices(self.shape[0])
+        return slice(self.first_row + first, self.first_row + stop)
+
 
 def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Family:
     """The family of an architecture name. Raises ``ModelError`` with the known ones."""

@@ -18,7 +18,7 @@ from ramet.model.grouped import CodedMatrix
 from ramet.model.hf_config import read_spec
 from ramet.model.quant_config import Stored, unpacked
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
-from ramet.model.spec import Checkpoint, ModelSpec, TextSource
+from ramet.model.spec import ALL_ROWS, Checkpoint, ModelSpec, TextSource
 
 __all__ = ["TEXT_FILES", "TOKENIZER_FILES", "load_folder"]
 
@@ -89,10 +89,13 @@ class _FolderTensors:
         self._norm_offset = np.float32(norm_offset)
         self._formats: frozenset[WeightFormat] = frozenset(t.format for _, t in stored.values() if len(t.shape) == 2)
 
-    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
+    def matrix(self, name: str, dense: FloatFormat | None = None, rows: slice = ALL_ROWS) -> Weight:
         place, tensor = self._stored[name]
-        part = tensor.part(place.rows)
+        part = tensor.part(place.part(rows))
         return part.weight() if dense is None else part.dense(dense)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name][0].shape
 
     def vector(self, name: str) -> Float32:
         place, tensor = self._stored[name]

@@ -16,7 +16,7 @@ from ramet.model.files import Fields
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_config import ROPE_TENSORS, dense_vector, read_gguf_spec
 from ramet.model.gguf_split import join_parts
-from ramet.model.spec import Checkpoint, ModelSpec, TextSource
+from ramet.model.spec import ALL_ROWS, Checkpoint, ModelSpec, TextSource
 
 __all__ = ["load_gguf"]
 
@@ -57,9 +57,13 @@ class _GGUFTensors:
                 "k": _halves_order(spec.num_kv_heads, spec.head_dim),
             }
 
-    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
+    def matrix(self, name: str, dense: FloatFormat | None = None, rows: slice = ALL_ROWS) -> Weight:
         place, tensor = self._tensors[name]
-        return tensor.weight(self._row_orders.get(name.rpartition(".")[2], place.rows), dense)
+        order = self._row_orders.get(name.rpartition(".")[2])
+        return tensor.weight(place.part(rows) if order is None else order[rows], dense)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name][0].shape
 
     def vector(self, name: str) -> Float32:
         values = dense_vector(self._tensors[name][1])

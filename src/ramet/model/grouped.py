@@ -71,9 +71,11 @@ class Grouped:
         return self._values().reshape(len(self.codes), -1)
 
     def int8(self) -> tuple[Codes, Float16]:
-        if self.mins is not None or self.limit > 128:
+        if self.mins is not None:
             return fit_int8(self._groups())
-        return self._whole() if self._is_whole() else self._aligned()
+        if self.limit <= 128:
+            return self._whole() if self._is_whole() else self._aligned()
+        return self._whole_rows() if self._is_whole() else fit_int8(self._groups())
 
     def int4(self) -> tuple[Codes, Float16, Float16]:
         if self._is_whole() and self.mins is None and self.limit <= 8:
@@ -98,6 +100,15 @@ class Grouped:
 
     def _whole(self) -> tuple[Codes, Float16]:
         return self.codes.reshape(len(self.codes), -1), as_half(self._per_group(self.scales))
+
+    def _whole_rows(self) -> tuple[Codes, Float16]:
+        """Codes as they are in rows where all have 8 bits, fitted in the others: a row's bits are a matter of that row alone."""
+        codes, scales = self._whole()
+        fitted = (codes < -128).any(axis=1) | (codes > 127).any(axis=1)
+        if fitted.any():
+            codes, scales = codes.copy(), scales.copy()
+            codes[fitted], scales[fitted] = fit_int8(self._groups()[fitted])
+        return codes, scales
 
     def _per_group(self, per_run: Float32) -> Float32:
         return np.repeat(per_run, self.codes.shape[2] // GROUP, axis=1)

@@ -241,13 +241,9 @@ def _grouped(
     return Grouped(cut, np.ascontiguousarray(scales), mins, 15)
 
 
-def _differences(
-    codes: npt.NDArray[np.generic], zeros: npt.NDArray[np.generic], scales: Float32, limit: int | None = None
-) -> Grouped:
-    """Codes less their zero points, int16; where those need over 8 bits, ``Grouped`` fits them anew."""
+def _differences(codes: npt.NDArray[np.generic], zeros: npt.NDArray[np.generic], scales: Float32, limit: int = 255) -> Grouped:
+    """Codes less their zero points, int16."""
     found = codes.astype(np.int16) - zeros.astype(np.int16)[:, :, None]
-    if limit is None:
-        limit = 128 if found.min(initial=0) >= -128 and found.max(initial=0) <= 127 else 255
     return Grouped(found, np.ascontiguousarray(scales), None, limit)
 
 

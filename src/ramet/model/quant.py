@@ -25,7 +25,7 @@ from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import GROUP, FloatFormat, Weight, WeightFormat
 from ramet.kernels.reference import bf16_to_f32, f32_to_bf16
-from ramet.model.spec import Checkpoint, Tensors
+from ramet.model.spec import ALL_ROWS, Checkpoint, Tensors
 
 __all__ = [
     "Float16",
@@ -124,21 +124,23 @@ def convert(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization | N
     tensors = checkpoint.tensors
     if dtype != "auto":
         format_ = _FLOATS[dtype]
-        tensors = _Converted(tensors, lambda name, of: of.matrix(name, format_), frozenset({format_}), dtype)
+        tensors = _Converted(tensors, lambda name, of, rows: of.matrix(name, format_, rows), frozenset({format_}), dtype)
     if quantization is not None:
         _refuse_quantized(checkpoint)
         formats: frozenset[WeightFormat] = frozenset({"q8"} if quantization == "int8" else {"q8", "q4"})
-        tensors = _Converted(tensors, lambda name, of: _quantized(name, of.matrix(name), quantization), formats, quantization)
+        tensors = _Converted(
+            tensors, lambda name, of, rows: _quantized(name, of.matrix(name, rows=rows), quantization), formats, quantization
+        )
     return replace(checkpoint, tensors=tensors)
 
 
 class _Converted:
-    """``Tensors`` whose matrices a function makes of others', by name."""
+    """``Tensors`` whose matrices a function makes of others', by name and rows."""
 
     def __init__(
         self,
         tensors: Tensors,
-        change: Callable[[str, Tensors], Weight],
+        change: Callable[[str, Tensors, slice], Weight],
         formats: frozenset[WeightFormat],
         label: str,
     ) -> None:
@@ -147,15 +149,18 @@ class _Converted:
         self._formats = formats
         self._label = label
 
-    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
+    def matrix(self, name: str, dense: FloatFormat | None = None, rows: slice = ALL_ROWS) -> Weight:
         try:
-            weight = self._change(name, self._tensors)
+            weight = self._change(name, self._tensors, rows)
             return weight if dense is None else round_to(weight, dense)
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from None
 
     def vector(self, name: str) -> Float32:
         return self._tensors.vector(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape(name)
 
     def formats(self) -> frozenset[WeightFormat]:
         return self._formats

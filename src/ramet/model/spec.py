@@ -15,6 +15,7 @@ from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 
 __all__ = [
+    "ALL_ROWS",
     "NO_ROPE",
     "Activation",
     "Checkpoint",
@@ -40,6 +41,7 @@ HeadNorms: TypeAlias = Literal["none", "head", "whole"]
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
+ALL_ROWS = slice(None)
 _NO_VALUES: Mapping[str, object] = MappingProxyType({})
 _DTYPES: Mapping[WeightFormat, str] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}
 
@@ -132,8 +134,15 @@ class Tensors(Protocol):
     Values may share the mapped file's memory: read-only, and good for as long as the arrays live.
     """
 
-    def matrix(self, name: str, dense: FloatFormat | None = None) -> Weight:
-        """As the kernels hold it; with ``dense``, what the file's bytes stand for, rounded once to that format."""
+    def matrix(self, name: str, dense: FloatFormat | None = None, rows: slice = ALL_ROWS) -> Weight:
+        """As the kernels hold it; with ``dense``, what the file's bytes stand for, rounded once to that format.
+
+        ``rows``, a slice without a step, are all that is read and converted.
+        """
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Rows and columns of a matrix, size of a vector."""
         ...
 
     def vector(self, name: str) -> Float32: ...

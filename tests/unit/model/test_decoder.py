@@ -12,6 +12,7 @@ from tiny_models import TINY_MODELS, write_folder, write_gguf
 
 from ramet.kernels.backend import Weight
 from ramet.kernels.registry import make_backend
+from ramet.model import decoder as decoder_module
 from ramet.model.decoder import Decoder
 from ramet.model.folder import load_folder
 from ramet.model.gguf_model import load_gguf
@@ -35,22 +36,30 @@ def test_tied_head_shares_the_packed_embedding(tmp_path: Path) -> None:
     assert untied.nbytes - tied.nbytes == table
 
 
-def test_unpacked_weights_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = load_gguf(write_gguf(TINY_MODELS["llama"], tmp_path / "m.gguf", type_name="Q4_1"))
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_weights_are_unpacked_by_slabs_and_not_kept(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = load_gguf(write_gguf(TINY_MODELS["llama"], tmp_path / "m.gguf", type_name=type_name))
+    backend = make_backend("cpu", threads=1)
+    whole = OneSequence(checkpoint, backend).feed(list(range(40)))
     unpacked: list[weakref.ref[npt.NDArray[np.generic]]] = []
+    alive: list[int] = []
     matrix = checkpoint.tensors.matrix
 
-    def watched(name: str) -> Weight:
-        weight = matrix(name)
+    def watched(name: str, *, rows: slice) -> Weight:
+        weight = matrix(name, rows=rows)
         unpacked.append(weakref.ref(weight.data))
+        alive.append(sum(ref() is not None for ref in unpacked))
         return weight
 
     monkeypatch.setattr(checkpoint.tensors, "matrix", watched)
-    decoder = Decoder(checkpoint, make_backend("cpu", threads=1))
+    monkeypatch.setattr(decoder_module, "_SLAB_VALUES", 64 * 64)
+    sequence = OneSequence(checkpoint, backend)
+    assert sequence.decoder.nbytes > 0
     gc.collect()
-    assert len(unpacked) == 2 * 7 + 2
+    assert len(unpacked) == 2 * (5 + 2 * 2) + 2 * 5  # gate and up have 96 rows, two slabs; embedding and head 304, five
+    assert max(alive) <= 2  # one being packed, one being read
     assert [ref for ref in unpacked if ref() is not None] == []
-    assert decoder.nbytes > 0
+    assert np.array_equal(sequence.feed(list(range(40))).view(np.uint32), whole.view(np.uint32))
 
 
 def test_logits_of_a_row_do_not_depend_on_its_neighbours(tmp_path: Path) -> None:

@@ -292,3 +292,14 @@ def test_scales_that_float16_cannot_hold(packed_models: dict[str, dict[str, Any]
     with pytest.raises(ModelError, match=r"q_proj: a weight is too large for a float16 scale: 1e\+06"):
         tensors.matrix("layers.0.q")
     assert np.isfinite(tensors.matrix("layers.0.q", "f32").data).all()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_rows_read_alone_have_the_same_bits(name: str, tmp_path: Path) -> None:
+    config, pack, _ = CASES[name]
+    tensors = load_folder(write(tmp_path, pack_model(LLAMA.tensors, pack)[0], config)).tensors
+    whole = tensors.matrix("layers.1.up")
+    assert tensors.shape("layers.1.up") == whole.shape
+    parts = [tensors.matrix("layers.1.up", rows=slice(first, first + 17)) for first in range(0, len(whole.data), 17)]
+    assert np.array_equal(np.concatenate([part.data for part in parts]), whole.data)
+    assert np.array_equal(np.concatenate([part.scales for part in parts]), whole.scales)
