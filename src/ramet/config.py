@@ -115,7 +115,9 @@ class SchedulerConfig:
         "on", "forced text at once", "Text that a grammar forces is verified in one step, not token by token; no answer changes."
     )
     speculative: DraftKind = _option(
-        "none", "none or ngram", "ngram guesses from what stands in the prompt or in the cache; no answer changes, only speed."
+        "none",
+        "guesses: none or ngram",
+        "ngram guesses from what stands in the prompt or in the cache; no answer changes, only speed.",
     )
     num_speculative_tokens: int = _option(8, "guesses in a row", "Of ngram, for one sequence and step, at most.")
     max_queued_requests: int = _option(
