@@ -29,8 +29,14 @@ Switch = Literal["on", "off"]
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 _POLICY_ALIASES = {"lpm": "longest-prefix"}
+_PARSER_ALIASES = {  # other engines' names for the same
+    "qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json", "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+}  # fmt: skip
 _MAX_FRACTION = 0.95
 
 
@@ -205,6 +211,17 @@ class ServerConfig:
         "no key needed",
         "Lets --host be an address that others reach without --api-key: anyone who does may use the model.",
     )
+    tool_call_parser: ToolCallParser = _option(
+        "auto",
+        "how the model calls tools",
+        "auto (by the chat template), none, hermes (Qwen too), llama3_json, pythonic, mistral or json. With a name a model whose "
+        "template has no place for tools is told of them in a message.",
+    )
+    reasoning_parser: ReasoningParser = _option(
+        "auto",
+        "how the model thinks",
+        "auto (by the chat template), none, qwen3 (between <think> and </think>) or deepseek_r1 (from the start to </think>).",
+    )
     max_body_size: int | str = _option("4MiB", "largest request body")
     drain_timeout_s: float = _option(30.0, "seconds to finish on SIGTERM", "What still runs then is aborted.")
     metrics_compat: tuple[str, ...] = _option(
@@ -217,6 +234,10 @@ class ServerConfig:
         _at_least("port", self.port, 0, optional=False, high=65535)
         _over_zero("drain_timeout_s", self.drain_timeout_s, 86400.0)
         _one_of("log_level", self.log_level, get_args(LogLevel))
+        parser = self.tool_call_parser
+        object.__setattr__(self, "tool_call_parser", _PARSER_ALIASES.get(parser, parser) if isinstance(parser, str) else parser)
+        _one_of("tool_call_parser", self.tool_call_parser, get_args(ToolCallParser))
+        _one_of("reasoning_parser", self.reasoning_parser, get_args(ReasoningParser))
         for name in ("share_cache", "allow_unauthenticated", "log_requests"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False, not {shown(getattr(self, name))} ({_flag(name)})")

@@ -157,7 +157,8 @@ async def _services(options: EngineConfig, config: ServerConfig) -> tuple[Servic
     if running.done():
         up.cancel()
         await running
-    services = Services(client, Translator(text), metrics, config, (MODEL_NAME,), 1_700_000_000, "0.0")
+    translator = Translator(text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    services = Services(client, translator, metrics, config, (MODEL_NAME,), 1_700_000_000, "0.0")
     return services, running
 
 

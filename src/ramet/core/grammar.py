@@ -18,7 +18,7 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _MAX_CHOICES = 5_000
 _MAX_PATTERN_CHARS = 256
 _KINDS: tuple[str, ...] = get_args(GrammarKind)
-_WITH_JSON = ("json", "json_object", "structural_tag")
+_WITH_JSON = ("json", "json_object", "structural_tag", "grammar")
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 _FIELDS = {"kind", "text", "whitespace", "is_closed", "param"}
 

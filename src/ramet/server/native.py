@@ -15,6 +15,7 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob
 from ramet.errors import InvalidRequest
 from ramet.server.client import Generation
+from ramet.server.conversation import Conversation, encoded_of
 from ramet.server.gate import body_of
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.native import (
@@ -83,14 +84,14 @@ async def _token_ids(translator: Translator, wanted: TokenizeRequest) -> list[in
         prompt, special = wanted.prompt, wanted.add_special_tokens is not False
         tokenizer = translator.tokenizer
         return await translator.run(lambda: tokenizer.encode(prompt, add_special_tokens=special), len(prompt))
-    encoded = await translator.chat(
-        wanted.messages or [],
+    conversation = Conversation(
+        messages=wanted.messages or [],
         tools=wanted.tools,
         add_generation_prompt=wanted.add_generation_prompt and not wanted.continue_final_message,
         continue_final_message=wanted.continue_final_message,
         variables=wanted.chat_template_kwargs,
     )
-    return list(encoded.token_ids)
+    return list((await encoded_of(translator, conversation)).token_ids)
 
 
 async def detokenize(request: Request) -> Response:

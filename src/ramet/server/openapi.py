@@ -52,13 +52,17 @@ from ramet.server.schemas.native import (
     TokenizeRequest,
 )
 from ramet.server.schemas.openai import ChatChunk, ChatCompletion, ChatRequest, TextCompletion, TextRequest
-from ramet.server.schemas.responses import (
+from ramet.server.schemas.responses import ResponseRequest
+from ramet.server.schemas.responses_told import (
+    ArgumentsDelta,
+    ArgumentsDone,
     ErrorEvent,
     ItemEvent,
     PartEvent,
+    ReasoningDelta,
+    ReasoningDone,
     ResponseEvent,
     ResponseReply,
-    ResponseRequest,
     TextDelta,
     TextDone,
 )
@@ -108,7 +112,10 @@ _ENDPOINTS = {
         ResponseReply,
         ResponseRequest,
         {"input": "hi", "max_output_tokens": 8},
-        (ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone, ErrorEvent),
+        (
+            *(ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone, ErrorEvent),
+            *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+        ),
     ),
     messages.create_message: _Told(
         "Anthropic's messages.",

@@ -90,7 +90,7 @@ class _Process:
         )
         self._services = Services(
             client=self._client,
-            translator=Translator(text),
+            translator=Translator(text, tool_call_parser=server.tool_call_parser, reasoning_parser=server.reasoning_parser),
             metrics=self._metrics,
             config=server,
             model_names=names,

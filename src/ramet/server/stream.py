@@ -40,6 +40,11 @@ class Piece:
     def index(self) -> int:
         return self.answer.index
 
+    @property
+    def ended(self) -> CompletionOutput | None:
+        """The whole answer, where this is its last piece: before, it grows while one looks."""
+        return None if self.finish_reason is None else self.answer
+
 
 async def pieces(generation: Generation) -> AsyncIterator[list[Piece]]:
     """The growth of a generation's answers, as often as somebody looks. Raises what ends it before its time.

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from starlette.types import Scope
 
@@ -27,10 +28,13 @@ from ramet.server.gate import caller_of, request_id_of
 from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.tokenizer import Tokenizer
+from ramet.text.tools.formats import ToolFormat, tool_format
+from ramet.text.tools.reader import THINK, THOUGHT
 
-__all__ = ["Encoded", "Translator", "prompted_of"]
+__all__ = ["Encoded", "Thinking", "Translator", "prompted_of"]
 
 T = TypeVar("T")
+Thinking: TypeAlias = Literal["never", "may", "open"]
 
 _NUM_THREADS = 2
 _LONG_CHARS = 1 << 16  # some 50 ms to encode
@@ -48,8 +52,10 @@ class Encoded:
 class Translator:
     """The model's text side, for requests. Raises ``InvalidRequest`` where the model lacks what a request needs."""
 
-    def __init__(self, text: TextParts) -> None:
+    def __init__(self, text: TextParts, *, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
         self._text = text
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
         self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="long-text")
         self._grammars: GrammarCompiler | None = None
@@ -76,6 +82,44 @@ class Translator:
             raise InvalidRequest("this model has no chat template; use /v1/completions with a prompt of your own", "messages")
         return self._text.chat_template
 
+    # ---- what answers consist of
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes calls of tools."""
+        return tool_format(self._tool_call_parser, self.chat_template.tools_source, self.is_special)
+
+    @property
+    def tells_tools(self) -> bool:
+        """Whether a model whose template has no place for tools is told of them in a message: on demand."""
+        return self._tool_call_parser not in ("auto", "none")
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether the model may think before it answers."""
+        if self._reasoning_parser == "auto":
+            return THOUGHT in self.chat_template.tools_source
+        return self._reasoning_parser != "none"
+
+    @cached_property
+    def has_special_marks(self) -> bool:
+        """Whether marks of calls or thoughts are special tokens, which are not shown unless asked for."""
+        return any(map(self.is_special, (*self.tool_format.marks, THINK, THOUGHT)))
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is a special token of the vocabulary."""
+        token_id = self.tokenizer.token_id(text)
+        return token_id is not None and self.tokenizer.is_special(token_id)
+
+    def thinking_after(self, prompt: str) -> Thinking:
+        """Whether an answer to this prompt is, or may be, thought at first."""
+        end = prompt.rstrip()
+        if not self.thinks or end.endswith(THOUGHT):
+            return "never"
+        return "open" if self._reasoning_parser == "deepseek_r1" or end.endswith(THINK) else "may"
+
+    # ---- what is asked
+
     async def run(self, work: Callable[[], T], num_chars: int = 0) -> T:
         """Do ``work``, on a text of ``num_chars``, off the event loop."""
         pool = self._pool if num_chars <= _LONG_CHARS else self._long_pool
@@ -98,8 +142,11 @@ class Translator:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        opening: str = "",
     ) -> Encoded:
-        """A conversation, rendered by the model's template. ``variables`` are the request's ``chat_template_kwargs``."""
+        """A conversation, rendered by the model's template. ``variables`` are the request's ``chat_template_kwargs``, ``opening``
+        is the beginning of the answer.
+        """
 
         def render() -> str:
             return self.chat_template.render(
@@ -110,7 +157,7 @@ class Translator:
                 **check_variables(variables),
             )
 
-        text = await self.run(render)
+        text = await self.run(render) + opening
         return Encoded(await self.run(lambda: self.tokenizer.encode_chat(text), len(text)), text)
 
     def sampling(self, fields: Mapping[str, Any], *, default_max_tokens: int | None = None) -> SamplingParams:

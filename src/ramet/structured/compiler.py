@@ -223,7 +223,8 @@ def lark_of(spec: GrammarSpec, specials: Mapping[str, int]) -> str:
         case "choice":
             return "start: TEXT\nTEXT: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(spec.text))
         case "grammar":
-            return checked_lark(lark_of_ebnf(spec.text) if is_ebnf(spec.text) else spec.text)
+            text = lark_of_ebnf(spec.text) if is_ebnf(spec.text) else spec.text
+            return checked_lark(text, spec.whitespace, is_closed=spec.is_closed)
 
 
 class _Vocabulary:

@@ -20,7 +20,7 @@ __all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
 MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
 _MAX_NESTING = 30
 _MAX_TOKENS = 20_000
-_MAX_SCHEMAS = 64
+_MAX_SCHEMAS = 128
 _DIRECTIVES = {"%ignore", "%import"}
 _OPTIONS = {
     "stop": "which takes tokens back that were given out; use lazy or suffix",
@@ -55,8 +55,8 @@ def is_ebnf(text: str) -> bool:
     return re.search(r"^\s*[A-Za-z_][\w-]*\s*::=", text, re.MULTILINE) is not None
 
 
-def checked_lark(text: str) -> str:
-    """The grammar as the compiler gets it. Raises ``GrammarError``."""
+def checked_lark(text: str, whitespace: str | None = None, *, is_closed: bool = False) -> str:
+    """The grammar as the compiler gets it; the options are those of ``checked_schema``. Raises ``GrammarError``."""
     parts: list[str] = []
     rules = nesting = deepest = num_schemas = 0
     budget = RegexBudget()
@@ -84,7 +84,10 @@ def checked_lark(text: str) -> str:
             raise GrammarError(f"the grammar has groups more than {_MAX_NESTING} deep; give the inner ones names of their own")
         if rules + deepest > MAX_RULES:
             raise GrammarError(f"the grammar has over {MAX_RULES} rules, nested groups counted; make it smaller")
-        parts.append("%json " + checked_schema(token.text) if token.kind == "schema" else token.text)
+        if token.kind == "schema":
+            parts.append("%json " + checked_schema(token.text, whitespace, is_closed=is_closed))
+        else:
+            parts.append(token.text)
         if token.kind != "space":
             before = token.text
     return "".join(parts)

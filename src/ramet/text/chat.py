@@ -38,11 +38,22 @@ class ChatTemplate:
         clock: Clock,
         strftime_now: Callable[[str], str] | None = None,
     ) -> None:
+        self._sources = _by_name(source)
         functions = {} if strftime_now is None else {"strftime_now": strftime_now}
         self._clock = clock
         self._tokens = {k: v for k, v in (("bos_token", bos_token), ("eos_token", eos_token)) if v is not None}
-        self._templates = {name: CompiledTemplate(text, functions) for name, text in _by_name(source).items()}
+        self._templates = {name: CompiledTemplate(text, functions) for name, text in self._sources.items()}
         self._rules = {name: _rules(template.syntax) for name, template in self._templates.items()}
+
+    @property
+    def tools_source(self) -> str:
+        """The template that serves requests with tools, as it was written; empty where there is none."""
+        return self._sources.get("tool_use", self._sources.get("default", ""))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether that template has a place for them."""
+        return any(self._rules[name].takes_tools for name in ("tool_use", "default") if name in self._rules)
 
     def render(
         self,

@@ -309,7 +309,7 @@ def test_a_conversation_with_tools_is_served(tools_server: Served) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),

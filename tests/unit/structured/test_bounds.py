@@ -43,7 +43,7 @@ HOSTILE: list[tuple[str, object]] = [
     ("optional pieces in a grammar", {"grammar": "root ::= " + '"a"? ' * 4_000}),
     ("classes", {"regex": r"\w" * 30_000}),
     ("bounds of numbers", {"json": {"anyOf": [{"minimum": i + 0.123456789, "maximum": i * 1e6} for i in range(900)]}}),
-    ("schemas in a grammar", {"grammar": "start: " + " | ".join(["%json {}"] * 100)}),
+    ("schemas in a grammar", {"grammar": "start: " + " | ".join(["%json {}"] * 200)}),
     ("enum beside a pattern", {"json": {"enum": [f"v{i}" for i in range(5_000)], "pattern": "(a|v)*v"}}),
 ]  # fmt: skip
 

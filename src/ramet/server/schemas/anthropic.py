@@ -15,13 +15,16 @@ from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import one_constraint
 from ramet.server.schemas.sampling import MaxTokens, SamplingFields
+from ramet.text.tools.tool import ToolChoice
 
 __all__ = [
     "Block",
     "BlockDelta",
     "BlockStart",
     "BlockStop",
+    "Choice",
     "ConversationRequest",
+    "InputDelta",
     "Message",
     "MessageDelta",
     "MessageReply",
@@ -37,15 +40,17 @@ __all__ = [
     "TextBlock",
     "TextDelta",
     "Thinking",
+    "ThinkingBlock",
+    "ThinkingDelta",
     "TokenCount",
     "Tool",
-    "ToolChoice",
+    "ToolUseBlock",
 ]
 
-_StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+_StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 _ROLES = ("user", "assistant", "system")
-_THINKS_NOT = ("disabled", "adaptive", "between_tools")  # a model may think under the last two; it need not
+_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 
 
 # ---- what is asked
@@ -74,14 +79,20 @@ class Tool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class Choice(msgspec.Struct):
+    """``type`` is auto, any, tool (of that ``name``) or none."""
+
     type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(msgspec.Struct):
     type: str
+    budget_tokens: int | None = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -104,7 +115,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
     model: str | None = None
     system: str | list[Block] | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -113,12 +124,8 @@ class ConversationRequest(SamplingFields, kw_only=True):
 
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it. Raises ``InvalidRequest`` naming the block that cannot be served."""
-        if self.thinking is not None and self.thinking.type not in _THINKS_NOT:
-            raise InvalidRequest(
-                f"thinking of type {shown(self.thinking.type)} needs thinking blocks in the answer, which are not here yet; "
-                'leave it out, or send {"type": "disabled"}',
-                "thinking",
-            )
+        if self.thinking is not None and self.thinking.type not in _THINKING:
+            raise InvalidRequest(f"thinking is {', '.join(_THINKING)}, not {shown(self.thinking.type)}", "thinking")
         if not self.messages:
             raise InvalidRequest("messages is empty; it needs at least one message", "messages")
         chat: list[dict[str, Any]] = []
@@ -136,18 +143,41 @@ class ConversationRequest(SamplingFields, kw_only=True):
         """The last message is the beginning of the answer, which goes on where it ends."""
         return self.messages[-1].role == "assistant"
 
-    def chat_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in OpenAI's shape; None where none may be used."""
-        choice = "auto" if self.tool_choice is None else self.tool_choice.type
-        if choice not in ("auto", "none"):
-            raise InvalidRequest(f"tool_choice {shown(choice)} is not here yet; send auto or none", "tool_choice")
-        offered = [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return None if choice == "none" else offered or None
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """The tools in OpenAI's shape."""
+        return [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+
+    def choice(self) -> ToolChoice:
+        """What is said of their use."""
+        asked = self.tool_choice or Choice("auto")
+        is_parallel = not asked.disable_parallel_tool_use
+        match asked:
+            case Choice(type="auto" | "none" as mode):
+                return ToolChoice(mode, is_parallel=is_parallel)
+            case Choice(type="any"):
+                return ToolChoice("required", is_parallel=is_parallel)
+            case Choice(type="tool", name=str(name)):
+                return ToolChoice("required", name)
+        raise InvalidRequest(
+            f"tool_choice is of type auto, any, none, or tool with its name, not {shown(asked.type)}", "tool_choice"
+        )
+
+    @property
+    def wants_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.type == "enabled"
+
+    def variables(self) -> dict[str, Any]:
+        """For the template; where thinking is disabled, by the name that templates have for it."""
+        is_disabled = self.thinking is not None and self.thinking.type == "disabled"
+        return ({"enable_thinking": False} if is_disabled else {}) | (self.chat_template_kwargs or {})
 
     def unserved(self) -> list[str]:
         """Fields that are known and have no effect here."""
-        has_effort = self.output_config is not None and self.output_config.effort is not None
-        return ["output_config.effort"] if has_effort else []
+        found = {
+            "output_config.effort": None if self.output_config is None else self.output_config.effort,
+            "thinking.budget_tokens": None if self.thinking is None else self.thinking.budget_tokens,
+        }
+        return [name for name, value in found.items() if value is not None]
 
 
 class MessageRequest(ConversationRequest, kw_only=True):
@@ -252,7 +282,8 @@ def _function(tool: Tool, where: str) -> dict[str, Any]:
     if tool.input_schema is None:
         raise InvalidRequest(f"{where}.input_schema is missing", f"{where}.input_schema")
     described = {} if tool.description is None else {"description": tool.description}
-    return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
+    strict = {} if tool.strict is None else {"strict": tool.strict}
+    return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema, **strict}}
 
 
 # ---- what is answered
@@ -278,6 +309,19 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """``signature`` is empty: thoughts may come back as they are, or not at all."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class Stopped(msgspec.Struct):
     """``stop_sequence`` is the one that came, where one did."""
 
@@ -291,7 +335,7 @@ class MessageReply(msgspec.Struct, tag_field="type", tag="message", kw_only=True
     id: str
     role: str = "assistant"
     model: str
-    content: list[TextBlock] = []
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
     stop_reason: _StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
@@ -310,8 +354,8 @@ class MessageStart(StreamEvent, tag="message_start"):
 
 
 class BlockStart(StreamEvent, tag="content_block_start"):
-    content_block: TextBlock
-    index: int = 0
+    content_block: TextBlock | ThinkingBlock | ToolUseBlock
+    index: int
 
 
 class Ping(StreamEvent, tag="ping"):
@@ -322,13 +366,21 @@ class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
     text: str
 
 
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
 class BlockDelta(StreamEvent, tag="content_block_delta"):
-    delta: TextDelta
-    index: int = 0
+    delta: TextDelta | ThinkingDelta | InputDelta
+    index: int
 
 
 class BlockStop(StreamEvent, tag="content_block_stop"):
-    index: int = 0
+    index: int
 
 
 class MessageDelta(StreamEvent, tag="message_delta"):

@@ -11,14 +11,17 @@ from ramet.engine.assemble import Usage
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
+from ramet.text.tools.tool import ToolChoice
 
 __all__ = [
     "ChatChoice",
     "ChatChunk",
     "ChatCompletion",
+    "ChatFunction",
     "ChatLogprobs",
     "ChatMessage",
     "ChatRequest",
+    "ChatToolCall",
     "ChunkChoice",
     "CompletionUsage",
     "Delta",
@@ -36,6 +39,7 @@ __all__ = [
 ]
 
 AnswerEnd = Literal["stop", "length"]
+ChatEnd = Literal["stop", "length", "tool_calls"]
 
 _MAX_ID_CHARS = 256
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -168,17 +172,22 @@ class ChatRequest(OpenAIFields, kw_only=True):
             raise InvalidRequest("top_logprobs goes with logprobs: true; send both, or neither", "top_logprobs")
         if self.tools is not None and len(self.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(self.tools):,} tools, over {MAX_TOOLS}; send fewer", "tools")
-        if not (self.tool_choice is None or self.tool_choice in ("none", "auto")):
-            raise InvalidRequest(
-                f"tool_choice is 'auto' or 'none', not {shown(self.tool_choice)}: to make a model call a tool needs structured "
-                "tool calls, which this server does not have",
-                "tool_choice",
-            )
 
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of."""
-        return None if self.tool_choice == "none" else self.tools
+    def choice(self) -> ToolChoice:
+        """What is said of the use of the tools."""
+        is_parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case None:
+                return ToolChoice(is_parallel=is_parallel)
+            case "none" | "auto" | "required" as mode:
+                return ToolChoice(mode, is_parallel=is_parallel)
+            case {"type": "function", "function": {"name": str(name)}}:
+                return ToolChoice("required", name)
+        raise InvalidRequest(
+            'tool_choice is "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, not '
+            f"{shown(self.tool_choice)}",
+            "tool_choice",
+        )
 
     def sampling_fields(self) -> dict[str, Any]:
         return OpenAIFields.sampling_fields(self) | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
@@ -305,9 +314,29 @@ class Head(msgspec.Struct, kw_only=True):
     system_fingerprint: str
 
 
+class ChatFunction(msgspec.Struct, kw_only=True):
+    """The name is in a stream's first piece of a call alone."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ChatToolCall(msgspec.Struct, kw_only=True):
+    """A call, or in a stream what is new of the one with this ``index`` among the answer's calls."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: ChatFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
+    """``content`` is null where all of the answer are calls."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -315,7 +344,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: AnswerEnd
+    finish_reason: ChatEnd
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -331,13 +360,15 @@ class ChatCompletion(Head, kw_only=True, tag_field="object", tag="chat.completio
 class Delta(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: AnswerEnd | None = None
+    finish_reason: ChatEnd | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

@@ -1,57 +1,37 @@
-"""OpenAI's Responses: what is asked and what is answered.
+"""OpenAI's Responses: what is asked.
 
 Items become messages in the shape that chat templates are written for: ``function_call`` items tool calls of the assistant
-message that they follow, ``function_call_output`` items messages of the role tool.
+message that they follow, ``function_call_output`` items messages of the role tool, ``reasoning`` items that of the assistant
+message that comes next.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
-from ramet.server.schemas.openai import TokenLogprob
 from ramet.server.schemas.sampling import MaxTokens
+from ramet.text.tools.tool import ToolChoice
 
 __all__ = [
-    "ErrorEvent",
     "FunctionTool",
-    "Incomplete",
-    "InputDetails",
     "Item",
-    "ItemEvent",
-    "OutputDetails",
-    "OutputMessage",
-    "OutputText",
     "Part",
-    "PartEvent",
-    "ResponseEvent",
-    "ResponseFailure",
-    "ResponseReply",
     "ResponseRequest",
-    "ResponseUsage",
-    "Status",
-    "StreamEvent",
-    "TextDelta",
-    "TextDone",
     "TextFormat",
     "TextOptions",
 ]
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
 _LOGPROBS = "message.output_text.logprobs"
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _CONSTRAINED = {"json_schema", "json_object"}
 
 _NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
-
-
-# ---- what is asked
 
 
 class Part(msgspec.Struct):
@@ -178,12 +158,24 @@ class ResponseRequest(ConstraintFields, kw_only=True):
             _add(chat, item, f"input[{i}]")
         return chat
 
-    def chat_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in the shape of Chat Completions; None where none may be used."""
-        if self.tool_choice not in (None, "auto", "none"):
-            raise InvalidRequest(f"tool_choice {shown(self.tool_choice)} is not here yet; send auto or none", "tool_choice")
-        offered = [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return None if self.tool_choice == "none" else offered or None
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """The tools in the shape of Chat Completions."""
+        return [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+
+    def choice(self) -> ToolChoice:
+        """What is said of their use."""
+        is_parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case None:
+                return ToolChoice(is_parallel=is_parallel)
+            case "none" | "auto" | "required" as mode:
+                return ToolChoice(mode, is_parallel=is_parallel)
+            case {"type": "function", "name": str(name)}:
+                return ToolChoice("required", name)
+        raise InvalidRequest(
+            f'tool_choice is "none", "auto", "required" or {{"type": "function", "name": ...}}, not {shown(self.tool_choice)}',
+            "tool_choice",
+        )
 
 
 def _constraint(form: TextFormat) -> dict[str, object]:
@@ -203,7 +195,11 @@ def _add(chat: list[dict[str, Any]], item: Item, where: str) -> None:
                 raise InvalidRequest(
                     f"{where}.role is user, assistant, system or developer, not {shown(item.role)}", f"{where}.role"
                 )
-            chat.append({"role": item.role, "content": _content(item.content, f"{where}.content")})
+            content = _content(item.content, f"{where}.content")
+            if item.role == "assistant" and chat and _is_thought(chat[-1]):
+                chat[-1]["content"] = content
+            else:
+                chat.append({"role": item.role, "content": content})
         case "function_call":
             if item.call_id is None or item.name is None or item.arguments is None:
                 raise InvalidRequest(f"{where} needs call_id, name and arguments", where)
@@ -217,12 +213,21 @@ def _add(chat: list[dict[str, Any]], item: Item, where: str) -> None:
                 raise InvalidRequest(f"{where}.call_id is missing", f"{where}.call_id")
             content = "" if item.output == [] else _content(item.output, f"{where}.output")
             chat.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        case "reasoning":
+            texts = [_text(part, f"{where}.content") for part in item.content or () if isinstance(part, Part)]
+            thought = "\n".join(part["text"] for part in texts)
+            chat.append({"role": "assistant", "content": None, "reasoning_content": thought})
         case _:
             raise InvalidRequest(
-                f"{where} is an item of type {shown(item.type)}; this server takes message, function_call and "
+                f"{where} is an item of type {shown(item.type)}; this server takes message, reasoning, function_call and "
                 "function_call_output",
                 f"{where}.type",
             )
+
+
+def _is_thought(message: dict[str, Any]) -> bool:
+    """Whether it has reasoning and nothing else."""
+    return "reasoning_content" in message and message["content"] is None and "tool_calls" not in message
 
 
 def _content(content: str | list[Part] | None, where: str) -> str | list[dict[str, str]]:
@@ -245,147 +250,6 @@ def _function(tool: FunctionTool, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} is of type {shown(tool.type)}; only functions of the client's own are run", where)
     if not tool.name:
         raise InvalidRequest(f"{where}.name is missing", f"{where}.name")
-    described = {} if tool.description is None else {"description": tool.description}
-    parameters = {} if tool.parameters is None else {"parameters": tool.parameters}
-    return {"type": "function", "function": {"name": tool.name, **described, **parameters}}
-
-
-# ---- what is answered
-
-
-class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    text: str
-    logprobs: list[TokenLogprob]
-    annotations: list[Any] = []
-
-
-class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    id: str
-    status: Status
-    content: list[OutputText]
-    role: str = "assistant"
-
-
-class InputDetails(msgspec.Struct):
-    """``cache_write_tokens`` is 0: nobody asks for a prefix to be kept, since all that is computed is."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct):
-    """``input_tokens`` includes the cached ones."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class ResponseFailure(msgspec.Struct):
-    code: str
-    message: str
-
-
-class Incomplete(msgspec.Struct):
-    reason: str
-
-
-class ResponseReply(msgspec.Struct, kw_only=True):
-    """The response object, with the request's fields as they were understood. Times are Unix seconds.
-
-    ``store`` is false whatever was asked. OpenAI's schema lets some fields be missing but not null: those are UNSET.
-    """
-
-    id: str
-    object: str = "response"
-    created_at: int
-    status: Status = "in_progress"
-    completed_at: int | None = None
-    error: ResponseFailure | None = None
-    incomplete_details: Incomplete | None = None
-    model: str
-    output: list[OutputMessage] = []
-    usage: ResponseUsage | msgspec.UnsetType = msgspec.UNSET
-    background: bool = False
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None = None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: str | None = None
-    prompt_cache_key: str | None
-    reasoning: None = None
-    safety_identifier: str | None
-    service_tier: str = "default"
-    store: bool = False
-    temperature: float
-    text: TextOptions
-    tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
-    top_logprobs: int
-    top_p: float
-    truncation: str = "disabled"
-    user: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class StreamEvent(msgspec.Struct):
-    """What a stream consists of; each event bears its type as its name too. ``sequence_number`` counts them from 0."""
-
-    type: str
-    sequence_number: int
-
-
-class ResponseEvent(StreamEvent):
-    """``response.created``, ``.in_progress``, ``.completed``, ``.incomplete`` and ``.failed``."""
-
-    response: ResponseReply
-
-
-class ErrorEvent(StreamEvent):
-    """``error``."""
-
-    code: str | None
-    message: str
-    param: str | None
-
-
-class ItemEvent(StreamEvent):
-    """``response.output_item.added`` and ``.done``."""
-
-    item: OutputMessage
-    output_index: int = 0
-
-
-class PartEvent(StreamEvent):
-    """``response.content_part.added`` and ``.done``."""
-
-    item_id: str
-    part: OutputText
-    output_index: int = 0
-    content_index: int = 0
-
-
-class TextDelta(StreamEvent):
-    """``response.output_text.delta``."""
-
-    item_id: str
-    delta: str
-    logprobs: list[TokenLogprob]
-    output_index: int = 0
-    content_index: int = 0
-
-
-class TextDone(StreamEvent):
-    """``response.output_text.done``."""
-
-    item_id: str
-    text: str
-    logprobs: list[TokenLogprob]
-    output_index: int = 0
-    content_index: int = 0
+    given = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    told = {key: value for key, value in given.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.name, **told}}

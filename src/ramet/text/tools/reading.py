@@ -1,0 +1,220 @@
+"""An answer's text read as it comes, and the parts that it turns out to have.
+
+Parsers are generators over a ``Reading``: they take characters from it, wait where there are none yet (``yield``), and write
+parts. Each character is looked at once, however the text is cut, so that reading is linear and the cuts change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
+
+__all__ = ["Delta", "Kind", "Parsing", "Part", "Reading"]
+
+T = TypeVar("T")
+Parsing: TypeAlias = Generator[None, None, T]
+Kind: TypeAlias = Literal["reasoning", "text", "call"]
+
+_SPACES = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of part number ``part``: text, reasoning, or arguments of a call. ``name`` is in a call's first one alone."""
+
+    part: int
+    kind: Kind
+    text: str
+    name: str | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """A stretch of reasoning or of text, or a call, whose text is its arguments. ``is_whole``: they came to their end."""
+
+    kind: Kind
+    name: str | None = None
+    is_whole: bool = False
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        self._texts[:] = ["".join(self._texts)]
+        return self._texts[0]
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+
+
+class Reading:
+    """Text that a parser takes in and parts that it writes.
+
+    White space at the end of reasoning and text is kept back until more of it comes, and dropped where a call or the text
+    comes instead; so is white space that follows these two.
+
+    ``hold`` begins to keep what is taken, until it is known what that was.
+    ``names`` are the tools there are; ``is_forced``: the answer is sure to be calls. ``is_cut`` says, at the end, that the
+    answer was ended in its midst.
+    """
+
+    def __init__(self, names: frozenset[str] = frozenset(), *, is_forced: bool = False) -> None:
+        self.names = names
+        self.is_forced = is_forced
+        self.chunk = ""
+        self.at = 0
+        self.is_over = False
+        self.is_cut = False
+        self.parts: list[Part] = []
+        self._deltas: list[Delta] = []
+        self._kind: Kind = "text"
+        self._spaces: list[str] = []
+        self._trims = False
+        self._is_holding = False
+        self._held: list[str] = []
+        self._held_from = 0
+        self._holds_mark = False
+
+    # ---- taking
+
+    def feed(self, chunk: str) -> None:
+        """The next text, once all before has been taken."""
+        if self._is_holding:
+            self._held.append(self.chunk[self._held_from :])
+        self.chunk, self.at, self._held_from = chunk, 0, 0
+
+    def peek(self) -> Parsing[str]:
+        """The next character, which stays; empty at the end of all."""
+        while self.at == len(self.chunk):
+            if self.is_over:
+                return ""
+            yield
+        return self.chunk[self.at]
+
+    def take(self, count: int = 1) -> str:
+        """So many characters of those that are there."""
+        start, self.at = self.at, self.at + count
+        return self.chunk[start : self.at]
+
+    def skip_space(self) -> Parsing[str]:
+        """The next character that is no white space; it stays."""
+        while (yield from self.peek()).isspace():
+            self.at = _SPACES.match(self.chunk, self.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        return (yield from self.peek())
+
+    def word(self, words: Sequence[str]) -> Parsing[str]:
+        """One of ``words``, taken; empty where none comes: then what was taken is the beginning of one."""
+        for word in words:
+            if self.chunk.startswith(word, self.at):
+                return self.take(len(word))
+        taken = ""
+        while taken not in words:
+            char = yield from self.peek()
+            if not char or not any(word.startswith(taken + char) for word in words):
+                return ""
+            taken += self.take()
+        return taken
+
+    def text_until(self, words: Sequence[str]) -> Parsing[str]:
+        """Say all up to the first of ``words``, which is taken and held; empty where the end comes before.
+
+        The first character of a word must not be in it again.
+        """
+        first = re.compile("[" + "".join(re.escape(word[0]) for word in words) + "]")
+        while (yield from self.peek()):
+            found = first.search(self.chunk, self.at)
+            end = len(self.chunk) if found is None else found.start()
+            self.say(self.take(end - self.at))
+            if found is not None:
+                self.hold(is_mark=True)
+                if word := (yield from self.word(words)):
+                    return word
+                self.release()
+        return ""
+
+    def rest(self) -> Parsing[None]:
+        """Say all that comes, at once and as it is."""
+        if not (yield from self.peek()):
+            return
+        if self._trims:
+            yield from self.skip_space()
+        elif self._spaces:
+            self._write(self._kind, "".join(self._spaces))
+        self._trims, self._spaces = False, []
+        while (yield from self.peek()):
+            self._write(self._kind, self.take(len(self.chunk) - self.at))
+
+    # ---- holding
+
+    def hold(self, *, is_mark: bool = False) -> None:
+        """Keep what is taken from here on. ``is_mark``: it is markup or the beginning of some, never shown where it is cut."""
+        self._is_holding, self._holds_mark = True, is_mark
+        self._held, self._held_from = [], self.at
+
+    def release(self) -> None:
+        """What is held was text. Where the answer was cut in the midst of markup, it is dropped."""
+        text = "".join([*self._held, self.chunk[self._held_from : self.at]]) if self._is_holding else ""
+        self.drop()
+        if not (self.is_over and self.is_cut and (self._holds_mark or self.is_forced)):
+            self.say(text)
+
+    def reread(self) -> None:
+        """What is held is read once more, by whoever comes next."""
+        self.chunk = "".join([*self._held, self.chunk[self._held_from :]])
+        self.at = 0
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what is held."""
+        self._is_holding, self._held = False, []
+
+    # ---- writing
+
+    def say(self, text: str) -> None:
+        """More of the reasoning or the text."""
+        body = text.rstrip()
+        if not body:
+            if text:
+                self._spaces.append(text)
+            return
+        tail = text[len(body) :]
+        body = body.lstrip() if self._trims else "".join(self._spaces) + body
+        self._trims, self._spaces = False, [tail] if tail else []
+        self._write(self._kind, body)
+
+    def begin(self, kind: Kind) -> None:
+        """What is said from here on is of this kind."""
+        self._kind, self._trims, self._spaces = kind, True, []
+
+    def call(self, name: str) -> None:
+        """A call of a tool begins; what is held was its markup."""
+        self.drop()
+        self.begin("text")
+        self.parts.append(Part("call", name))
+        self._deltas.append(Delta(len(self.parts) - 1, "call", "", name))
+
+    def argue(self, text: str) -> None:
+        """More of the last call's arguments."""
+        if text:
+            self._write("call", text)
+
+    def end_call(self) -> None:
+        self.parts[-1].is_whole = True
+
+    def end(self) -> None:
+        """White space that no more came behind is text, but not reasoning, and nothing behind a call."""
+        if self._kind == "text" and not self._trims and self._spaces:
+            self._write("text", "".join(self._spaces))
+        self._spaces = []
+
+    def written(self) -> list[Delta]:
+        """What was written since this was last asked."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _write(self, kind: Kind, text: str) -> None:
+        if not self.parts or self.parts[-1].kind != kind:
+            self.parts.append(Part(kind))
+        self.parts[-1].add(text)
+        self._deltas.append(Delta(len(self.parts) - 1, kind, text))
