@@ -158,6 +158,15 @@ void soft_cap(Kernels& self, const Array<float, 2>& x, float limit) {
   without_gil(self, [&] { self.soft_cap(x.data(), limit, static_cast<int64_t>(x.size())); });
 }
 
+void choose_experts(Kernels& self, const Array<float, 2>& scores, int64_t num_chosen, bool is_normalized) {
+  require(dim(scores, 1) <= kMaxExperts, "experts are at most 1024");
+  require(num_chosen >= 1 && num_chosen <= dim(scores, 1),
+          "of the experts at least one is chosen, at most all");
+  without_gil(self, [&] {
+    self.choose_experts(scores.data(), dim(scores, 0), dim(scores, 1), num_chosen, is_normalized);
+  });
+}
+
 void rope(Kernels& self, const Array<float, 3>& x, const Array<const float, 2>& cos,
           const Array<const float, 2>& sin) {
   require(cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0),
@@ -323,6 +332,7 @@ NB_MODULE(_native, m) {
       .def("silu_mul", &gate_mul<&Kernels::silu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
       .def("gelu_mul", &gate_mul<&Kernels::gelu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
       .def("soft_cap", &soft_cap, nb::arg("x").noconvert(), nb::arg())
+      .def("choose_experts", &choose_experts, nb::arg("scores").noconvert(), nb::arg(), nb::arg())
       .def("rope", &rope, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("write_kv", &write_kv, nb::arg("layer_keys").noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())

@@ -70,6 +70,17 @@ std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>
     return std::make_unique<Attend>(id(1), heads(2), to_scoring(scale, window, cap),
                                     nb::cast<size_t>(given[4]), id(5));
   }
+  if (name == "choose_experts") {
+    return std::make_unique<ChooseExperts>(id(1), nb::cast<int64_t>(given[2]), nb::cast<bool>(given[3]));
+  }
+  if (name == "mix_experts") {
+    std::vector<Expert> experts;
+    for (const nb::handle one : nb::cast<nb::list>(given[4])) {
+      const auto pair = nb::cast<nb::tuple>(one);
+      experts.push_back({nb::cast<const PackedWeight&>(pair[0]), nb::cast<const PackedWeight&>(pair[1])});
+    }
+    return std::make_unique<MixExperts>(id(1), prologue(2), id(3), std::move(experts), prologue(5), id(6));
+  }
   if (name == "take_rows") return std::make_unique<TakeRows>(id(1), id(2));
   throw std::invalid_argument("unknown step " + name);
 }

@@ -216,6 +216,52 @@ void Kernels::soft_cap(float* x, float limit, int64_t n) {
   over_rows(n, 1, [&](int64_t begin, int64_t end, int) { ops_.soft_cap(x, limit, begin, end); });
 }
 
+void Kernels::choose_experts(float* scores, int64_t rows, int64_t n, int64_t k, bool is_normalized) {
+  over_rows(rows, n * k, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) ops_.choose_experts(scores + row * n, n, k, is_normalized);
+  });
+}
+
+// Expert by expert, the rows that chose it together: a row's products are the same whoever is beside it, and
+// it meets its experts in their order.
+void Kernels::mix_experts(const Rows& x, const Prologue& prologue, const Rows& routing,
+                          const std::vector<Expert>& experts, const Prologue& gate, float* y) {
+  const int64_t k = experts[0].gate_up.k, inner_width = experts[0].gate_up.n, n = experts[0].down.n;
+  const auto floats = [&](Scratch& memory, int64_t width) {
+    return memory.get<float>(static_cast<size_t>(x.num * width));
+  };
+  float *rows = floats(mixing_.rows, k), *chosen = floats(mixing_.chosen, k);
+  float *inner = floats(mixing_.inner, inner_width), *made = floats(mixing_.made, n);
+  const auto row_bytes = static_cast<size_t>(k) * sizeof(float);
+  over_rows(x.num, k, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* row = prologue.apply(ops_, x.x + t * x.ld, k, rows + t * k);
+      if (row != rows + t * k) std::memcpy(rows + t * k, row, row_bytes);
+    }
+  });
+  std::fill(y, y + x.num * n, 0.0f);
+  std::vector<int64_t> who;
+  for (size_t e = 0; e < experts.size(); ++e) {
+    who.clear();
+    for (int64_t t = 0; t < x.num; ++t) {
+      if (routing.x[t * routing.ld + static_cast<int64_t>(e)] == 0.0f) continue;
+      std::memcpy(chosen + static_cast<int64_t>(who.size()) * k, rows + t * k, row_bytes);
+      who.push_back(t);
+    }
+    if (who.empty()) continue;
+    const auto num = static_cast<int64_t>(who.size());
+    product({chosen, num, k}, Prologue(), experts[e].gate_up, {nullptr, inner, inner_width, false});
+    product({inner, num, inner_width}, gate, experts[e].down, {nullptr, made, n, false});
+    over_rows(num, n, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t t = who[static_cast<size_t>(i)];
+        ops_.scale(made + i * n, routing.x[t * routing.ld + static_cast<int64_t>(e)], n, made + i * n);
+        ops_.add(y + t * n, made + i * n, 0, n);
+      }
+    });
+  }
+}
+
 void Kernels::add_made(const Rows& x, const Prologue& prologue, int64_t width, float* sum) {
   const auto size = static_cast<size_t>(width);
   for (Inputs& own : own_) own.row.get<float>(size);

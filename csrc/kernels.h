@@ -96,6 +96,10 @@ struct HeadNorm {
   int64_t width;
 };
 
+struct Expert {
+  const PackedWeight &gate_up, &down;
+};
+
 // Memory for the rows that a product is of.
 struct Inputs {
   Scratch row, rows, codes, groups, halves;
@@ -137,6 +141,11 @@ public:
   void silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
   void gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
   void soft_cap(float* x, float limit, int64_t n);
+  void choose_experts(float* scores, int64_t rows, int64_t n, int64_t k, bool is_normalized);
+  // y = the sum of weight * (gate(row times gate_up) times down), row = what the prologue makes of x, over
+  // experts whose weight in `routing` is not zero, in their order.
+  void mix_experts(const Rows& x, const Prologue& prologue, const Rows& routing,
+                   const std::vector<Expert>& experts, const Prologue& gate, float* y);
   // sum += what the prologue makes of x; rows of `width` numbers.
   void add_made(const Rows& x, const Prologue& prologue, int64_t width, float* sum);
   void rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t head_dim,
@@ -179,6 +188,9 @@ private:
   std::vector<Scratch> attention_;  // one a thread
   std::vector<Inputs> own_;         // one a thread
   Inputs shared_;
+  struct {
+    Scratch rows, chosen, inner, made;
+  } mixing_;
 };
 
 }  // namespace ramet

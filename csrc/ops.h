@@ -10,6 +10,7 @@ constexpr int64_t kPanel = 16;  // outputs laid side by side
 constexpr int64_t kGroup = 32;  // inputs that share a scale
 constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
 constexpr int64_t kMaxTaskRows = 32;
+constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kNoWindow = int64_t{1} << 40;  // reaches beyond any position
 
 enum class Format : uint8_t { f32, f16, bf16, q8, q4 };
@@ -172,6 +173,8 @@ struct Ops {
   void (*gelu_mul)(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
   void (*scale)(const float* x, float factor, int64_t n, float* y);
   void (*soft_cap)(float* x, float limit, int64_t begin, int64_t end);
+  // A row of n scores becomes the weights of the k best experts, and zeros (backend.py); n <= kMaxExperts.
+  void (*choose_experts)(float* scores, int64_t n, int64_t k, bool is_normalized);
   void (*rope)(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
                int64_t begin, int64_t end);
   void (*store_bf16)(uint16_t* dst, const float* src, int64_t n);

@@ -123,6 +123,36 @@ void SoftCap::run(Frame& frame) const {
   frame.kernels.soft_cap(frame.out(writes), limit_, frame.num * frame.rows(writes).ld);
 }
 
+void ChooseExperts::check_widths(const std::vector<int64_t>& widths) const {
+  const int64_t num = widths.at(static_cast<size_t>(writes));
+  if (num > kMaxExperts) refuse("experts are at most " + std::to_string(kMaxExperts));
+  if (num_chosen_ < 1 || num_chosen_ > num) refuse("of the experts at least one is chosen, at most all");
+}
+
+void ChooseExperts::run(Frame& frame) const {
+  frame.kernels.choose_experts(frame.out(writes), frame.num, frame.rows(writes).ld, num_chosen_,
+                               is_normalized_);
+}
+
+void MixExperts::check_widths(const std::vector<int64_t>& widths) const {
+  if (experts_.empty()) refuse("there is at least one expert");
+  const Expert& first = experts_[0];
+  require_width(widths, reads[0], prologue_.width_in(first.gate_up.k), "what experts work on");
+  require_width(widths, reads[1], static_cast<int64_t>(experts_.size()), "weights of experts");
+  require_width(widths, writes, first.down.n, "what experts give");
+  for (const Expert& e : experts_) {
+    if (e.gate_up.k != first.gate_up.k || e.gate_up.n != first.gate_up.n || e.down.n != first.down.n ||
+        gate_.width_in(e.down.k) != e.gate_up.n) {
+      refuse("experts are of one shape, and down takes what gate and up give");
+    }
+  }
+}
+
+void MixExperts::run(Frame& frame) const {
+  frame.kernels.mix_experts(frame.rows(reads[0]), prologue_, frame.rows(reads[1]), experts_, gate_,
+                            frame.out(writes));
+}
+
 // A norm that fits no head is of all heads, or of none: check_widths says so.
 HeadNorm RotateAndStore::to_head_norm(const Prologue& norm, int64_t num_heads) const {
   const int64_t dim = heads_.head_dim;

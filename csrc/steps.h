@@ -123,6 +123,39 @@ private:
   const size_t layer_;
 };
 
+// A router's scores become weights of the chosen experts, in place.
+class ChooseExperts final : public Step {
+public:
+  ChooseExperts(int routing, int64_t num_chosen, bool is_normalized)
+      : Step("choose_experts", Extent::each_row, {routing}, routing),
+        num_chosen_(num_chosen),
+        is_normalized_(is_normalized) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+
+private:
+  const int64_t num_chosen_;
+  const bool is_normalized_;
+};
+
+// out = the sum of what experts make of prologue(source), by their weights in `routing`.
+class MixExperts final : public Step {
+public:
+  MixExperts(int source, const Prologue& prologue, int routing, std::vector<Expert> experts,
+             const Prologue& gate, int out)
+      : Step("mix_experts", Extent::each_row, {source, routing}, out),
+        prologue_(prologue),
+        experts_(std::move(experts)),
+        gate_(gate) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>& widths) const override;
+
+private:
+  const Prologue& prologue_;
+  const std::vector<Expert> experts_;
+  const Prologue& gate_;
+};
+
 // The wanted rows of a register that has them all.
 class TakeRows final : public Step {
 public:

@@ -17,6 +17,7 @@ void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int6
 void gelu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
 void scale(const float* x, float factor, int64_t n, float* y);
 void soft_cap(float* x, float limit, int64_t begin, int64_t end);
+void choose_experts(float* scores, int64_t n, int64_t k, bool is_normalized);
 void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
           int64_t begin, int64_t end);
 void store_bf16_row(uint16_t* dst, const float* src, int64_t n);

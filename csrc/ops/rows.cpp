@@ -108,6 +108,34 @@ void soft_cap(float* x, float limit, int64_t begin, int64_t end) {
   }
 }
 
+void choose_experts(float* scores, int64_t n, int64_t k, bool is_normalized) {
+  f32x16 odd = set(0.0f);
+  float largest = scores[0];
+  for (int64_t i = 0; i < n; i += 16)
+    odd = add(odd, sub(load_some(scores + i, n - i), load_some(scores + i, n - i)));
+  for (int64_t i = 1; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
+  f32x16 sums = set(0.0f);
+  float weights[kMaxExperts];
+  for (int64_t i = 0; i < n; i += 16) {
+    const f32x16 weight = exp(sub(load_some(scores + i, n - i), set(largest)));
+    store_some(weights + i, weight, n - i);
+    sums = add(sums, load_some(weights + i, n - i));
+  }
+  float chosen_sum = 0;
+  bool is_chosen[kMaxExperts] = {};
+  for (int64_t pick = 0; pick < k; ++pick) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < n; ++i) {
+      if (!is_chosen[i] && (best < 0 || weights[i] > weights[best])) best = i;
+    }
+    is_chosen[best] = true;
+    chosen_sum += weights[best];
+  }
+  const bool is_finite = reduce_add(odd) == 0.0f;  // what is not leaves NaN where it is taken from itself
+  const float total = !is_finite ? __builtin_nanf("") : is_normalized ? chosen_sum : reduce_add(sums);
+  for (int64_t i = 0; i < n; ++i) scores[i] = is_chosen[i] ? weights[i] / total : 0.0f;
+}
+
 void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t half,
           int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {

@@ -253,6 +253,34 @@ class TestRows:
         backend.soft_cap(x, 30.0)
         np.testing.assert_array_equal(x[0], np.array([-30, -30, -30, 0, 30, 30, np.nan], np.float32))
 
+    @pytest.mark.parametrize("is_normalized", [True, False])
+    @pytest.mark.parametrize(("shape", "num_chosen"), [((5, 8), 2), ((1, 1), 1), ((40, 128), 8), ((3, 17), 17), ((0, 4), 2)])
+    def test_choose_experts(
+        self, backend: Backend, rng: np.random.Generator, shape: tuple[int, int], num_chosen: int, is_normalized: bool
+    ) -> None:
+        scores = normal(rng, *shape) * 3
+        got, last = scores.copy(), scores[-1:].copy()
+        backend.choose_experts(got, num_chosen, is_normalized)
+        weights = np.exp(scores.astype(np.float64))
+        weights /= weights.sum(axis=1, keepdims=True)
+        want = np.where(np.argsort(np.argsort(-weights, axis=1), axis=1) < num_chosen, weights, 0)
+        if is_normalized:
+            want /= want.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-12)
+        backend.choose_experts(last, num_chosen, is_normalized)
+        assert same_bits(last, got[-1:])
+
+    def test_experts_of_equal_and_odd_scores(self, backend: Backend) -> None:
+        """Of equal ones the first; what is not finite makes the row's weights NaN, and no other row's."""
+        scores = np.array([[1, 2, 2, 2], [0, 0, 0, 0], [1, np.nan, 0, 0], [np.inf, 0, 0, 0], [-200, 300, 0, 0]], np.float32)
+        with np.errstate(invalid="ignore"):
+            backend.choose_experts(scores, 2, True)
+        np.testing.assert_array_equal(scores[[0, 1, 4]], [[0, 0.5, 0.5, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0]])
+        assert np.isnan(scores[2:4]).any(axis=1).all()
+        for num_chosen in (0, 5):
+            with pytest.raises(ValueError, match="experts"):
+                backend.choose_experts(scores, num_chosen, True)
+
     @pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (80, 20), (8, 4), (128, 64), (16, 0)])
     def test_rope(self, backend: Backend, rng: np.random.Generator, head_dim: int, half: int) -> None:
         x, angles = normal(rng, 6, 5, head_dim), normal(rng, 6, half)

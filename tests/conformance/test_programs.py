@@ -17,10 +17,13 @@ from ramet.kernels.program import (
     AS_IT_IS,
     Add,
     Attend,
+    ChooseExperts,
     Embed,
+    Expert,
     GeluMul,
     Heads,
     Load,
+    MixExperts,
     Pairs,
     Program,
     Project,
@@ -195,6 +198,42 @@ def test_a_row_has_the_same_bits_in_any_batch(cpu: Backend) -> None:
     assert same_bits(last[0], together[299])
 
 
+def mixture(backend: Backend, kinds: tuple[WeightFormat, ...], gate: SiluMul | GeluMul, num: int = 5) -> Program:
+    """A layer of experts, two chosen for each row."""
+    rng = np.random.default_rng(12)
+
+    def packed(n: int, k: int) -> object:
+        return backend.pack([make_weight(rng, kinds[0], n, k)])
+
+    x, routing, branch = Register(HIDDEN), Register(num), Register(HIDDEN)
+    norm = RmsNorm(normal(rng, HIDDEN), 1e-5)
+    router = backend.pack([make_weight(rng, "f32", num, HIDDEN)])
+    experts = tuple(Expert(packed(2 * FFN, HIDDEN), packed(HIDDEN, FFN)) for _ in range(num))
+    steps = (
+        Load(x),
+        Project(x, norm, router, None, routing),
+        ChooseExperts(routing, 2, True),
+        MixExperts(x, norm, routing, experts, gate, branch),
+        Add(branch, AS_IT_IS, x),
+    )
+    return Program(steps, x)
+
+
+@pytest.mark.parametrize("kinds", [("f32",), ("bf16",), ("q4",)], ids="-".join)
+def test_experts(cpu: Backend, kinds: tuple[WeightFormat, ...], rng: np.random.Generator) -> None:
+    """The bits of the operations, whatever the number of rows that meet at an expert; and near the reference."""
+    program = mixture(cpu, kinds, SiluMul())
+    compiled, composed, rows = cpu.compile(program), ComposedProgram(cpu, program), normal(rng, 300, HIDDEN)
+    together = compiled.run_rows(rows)
+    assert same_bits(together, composed.run_rows(rows))
+    for part in (slice(0, 0), slice(7, 8), slice(250, 260), slice(255, 300)):
+        assert same_bits(compiled.run_rows(np.ascontiguousarray(rows[part])), together[part])
+    want = mixture(REFERENCE, kinds, SiluMul())
+    np.testing.assert_allclose(
+        together[:9], REFERENCE.compile(want).run_rows(rows[:9]), rtol=1e-3, atol=1e-3 * np.abs(rows).max()
+    )
+
+
 def test_no_rows_wanted_still_writes_keys_and_values(cpu: Backend) -> None:
     program, layers, others = cpu.compile(model(cpu, ("q8",))), kv_layers(), kv_layers()
     assert program.run_tokens(feed(cpu, layers, [(0, 0, 20)], ints())).shape == (0, VOCAB)
@@ -257,6 +296,17 @@ def test_steps_that_do_not_fit_are_refused(any_cpu: Backend, rng: np.random.Gene
     pairs = Pairs(0, 12)
     refused("no step has written", RotateAndStore(wide, heads, AS_IT_IS, AS_IT_IS, pairs, 0))
     refused("no step has written", Add(b, AS_IT_IS, a))
+    experts = tuple(Expert(any_cpu.pack([make_weight(rng, "f32", 64, 32)]), square) for _ in range(3))
+    routing, wide_routing = Register(3), Register(1025)
+    for num_chosen in (0, -1, 4):
+        refused("at least one is chosen", Load(routing), ChooseExperts(routing, num_chosen, True))
+    refused("at most 1024", Load(wide_routing), ChooseExperts(wide_routing, 1, True))
+    refused("at least one expert", Load(routing), MixExperts(a, AS_IT_IS, routing, (), SiluMul(), b))
+    refused("weights of experts", Load(routing), MixExperts(a, AS_IT_IS, routing, experts[:2], SiluMul(), b))
+    refused("experts work on", Load(routing), MixExperts(wide, AS_IT_IS, routing, experts, SiluMul(), b))
+    refused("experts give", Load(routing), MixExperts(a, AS_IT_IS, routing, experts, SiluMul(), wide))
+    other = (*experts[:2], Expert(square, square))
+    refused("of one shape", Load(routing), MixExperts(a, AS_IT_IS, routing, other, SiluMul(), b))
     refused("what is added", Add(a, SiluMul(), a))
     refused("no step has written", SoftCap(b, 1.0))
     for bad, message in ((Heads(3, 2, 24), "Hq"), (Heads(2, 1, 20), "multiple of 8"), (Heads(1, 1, 8), "q, k and v")):

@@ -209,6 +209,14 @@ class Backend(Protocol):
         """``x = limit * tanh(x / limit)``, in place, of float32[T, N]."""
         ...
 
+    def choose_experts(self, scores: Float32, num_chosen: int, is_normalized: bool) -> None:
+        """In place, float32[T, E]: the softmax of a row where it is largest, ``num_chosen`` times, and else 0.
+
+        Of equal ones the first is chosen. ``is_normalized``: what is chosen adds up to 1. A row whose scores are not finite gives
+        NaN weights.
+        """
+        ...
+
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         """Rotate float32[T, H, D] in place, the half-split (NeoX) way; cos and sin are float32[T, D_rot / 2].
 

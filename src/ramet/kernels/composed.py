@@ -10,9 +10,11 @@ from ramet.kernels.program import (
     Add,
     AsItIs,
     Attend,
+    ChooseExperts,
     Embed,
     GeluMul,
     Load,
+    MixExperts,
     Program,
     Project,
     ProjectAdd,
@@ -89,8 +91,22 @@ class _Run:
                 layer = self._feed.kv_layers[step.layer]
                 given = step.scale, step.window, step.cap
                 values[step.out] = self._backend.attention(heads, layer, self._feed.plan, *given)
+            case ChooseExperts():
+                self._backend.choose_experts(values[step.routing], step.num_chosen, step.is_normalized)
+            case MixExperts():
+                values[step.out] = self._mix_experts(step)
             case TakeRows():
                 values[step.out] = values[step.source][self._feed.wanted]
+
+    def _mix_experts(self, step: MixExperts) -> Float32:
+        rows, routing = self._apply(step.prologue, self._values[step.source]), self._values[step.routing]
+        total: Float32 = np.zeros((len(rows), step.out.width), np.float32)
+        for i, expert in enumerate(step.experts):
+            chosen = np.flatnonzero(routing[:, i])
+            inner = self._backend.linear(np.ascontiguousarray(rows[chosen]), expert.gate_up)
+            made = self._backend.linear(self._apply(step.gate, inner), expert.down)
+            total[chosen] += made * routing[chosen, i, None]
+        return total
 
     def _product(self, step: Project | ProjectAdd) -> Float32:
         rows = self._apply(step.prologue, self._values[step.source])

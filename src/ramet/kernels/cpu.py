@@ -100,6 +100,9 @@ class CpuBackend:
     def soft_cap(self, x: Float32, limit: float) -> None:
         self._kernels.soft_cap(x, limit)
 
+    def choose_experts(self, scores: Float32, num_chosen: int, is_normalized: bool) -> None:
+        self._kernels.choose_experts(scores, num_chosen, is_normalized)
+
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         self._kernels.rope(x, cos, sin)
 

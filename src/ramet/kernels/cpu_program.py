@@ -13,10 +13,12 @@ from ramet.kernels.program import (
     Add,
     AsItIs,
     Attend,
+    ChooseExperts,
     Embed,
     GeluMul,
     Heads,
     Load,
+    MixExperts,
     Program,
     Project,
     ProjectAdd,
@@ -118,6 +120,12 @@ def _native_step(step: Step, registers: _Registers) -> tuple[object, ...]:
         case Attend():
             scoring = step.scale, step.window, step.cap
             return "attend", registers[step.qkv], _heads(step.heads), scoring, step.layer, registers[step.out]
+        case ChooseExperts():
+            return "choose_experts", registers[step.routing], step.num_chosen, step.is_normalized
+        case MixExperts():
+            experts = [(expert.gate_up, expert.down) for expert in step.experts]
+            inputs = registers[step.source], _prologue(step.prologue), registers[step.routing]
+            return "mix_experts", *inputs, experts, _prologue(step.gate), registers[step.out]
         case TakeRows():
             return "take_rows", registers[step.source], registers[step.out]
 

@@ -19,11 +19,14 @@ __all__ = [
     "Add",
     "AsItIs",
     "Attend",
+    "ChooseExperts",
     "CompiledProgram",
     "Embed",
+    "Expert",
     "GeluMul",
     "Heads",
     "Load",
+    "MixExperts",
     "Pairs",
     "Program",
     "Project",
@@ -193,6 +196,36 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChooseExperts:
+    """In place, a router's scores become the weights of the ``num_chosen`` best experts (``Backend.choose_experts``)."""
+
+    routing: Register
+    num_chosen: int
+    is_normalized: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expert:
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixExperts:
+    """out = the sum of weight * (gate(row @ gate_up.T) @ down.T), row = prologue(source), over experts whose weight is not zero.
+
+    ``routing`` has a weight for each expert; products are added in the experts' order, each rounded first.
+    """
+
+    source: Register
+    prologue: AsItIs | RmsNorm
+    routing: Register
+    experts: tuple[Expert, ...]
+    gate: SiluMul | GeluMul
+    out: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TakeRows:
     """out = the wanted rows of ``source``, in the order in which they are wanted. Looks at all rows."""
 
@@ -200,7 +233,9 @@ class TakeRows:
     out: Register
 
 
-Step: TypeAlias = Embed | Load | Project | ProjectAdd | Add | SoftCap | RotateAndStore | Attend | TakeRows
+Step: TypeAlias = (
+    Embed | Load | Project | ProjectAdd | Add | SoftCap | RotateAndStore | Attend | ChooseExperts | MixExperts | TakeRows
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

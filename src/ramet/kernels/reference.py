@@ -177,6 +177,17 @@ class ReferenceBackend:
     def soft_cap(self, x: Float32, limit: float) -> None:
         x[:] = np.tanh(x / np.float32(limit)) * np.float32(limit)
 
+    def choose_experts(self, scores: Float32, num_chosen: int, is_normalized: bool) -> None:
+        if not 1 <= num_chosen <= scores.shape[1]:
+            raise ValueError(f"from 1 to {scores.shape[1]} experts are chosen, not {num_chosen}")
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chosen = np.argsort(-weights, axis=1, kind="stable")[:, :num_chosen]
+        best = np.take_along_axis(weights, chosen, axis=1)
+        total = (best if is_normalized else weights).sum(axis=1, keepdims=True)
+        total = np.where(np.isfinite(scores).all(axis=1, keepdims=True), total, np.float32(np.nan))
+        scores[:] = 0
+        np.put_along_axis(scores, chosen, best / total, axis=1)
+
     def rope(self, x: Float32, cos: Float32, sin: Float32) -> None:
         half = cos.shape[1]
         low, high = x[:, :, :half].copy(), x[:, :, half : 2 * half].copy()
