@@ -23,11 +23,13 @@ _MODEL_TYPES = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
 }
 _GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
-_HEAD_NORMS = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
+_HEAD_NORMS = {"Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}
 _NO_NORM_BEFORE = {"Olmo2ForCausalLM"}
 
 Tensor = npt.NDArray[np.float32]
@@ -122,6 +124,16 @@ class _Weights:
             yield "post_feedforward_layernorm.weight", self._norm(self._hidden)
 
     def _mlp(self) -> Iterator[tuple[str, Tensor]]:
+        config = self._config
+        num_experts, width = config.get("num_experts") or config.get("num_local_experts"), config.get("moe_intermediate_size")
+        if num_experts:
+            block, names = ("mlp", ("gate_proj", "up_proj", "down_proj")) if width else ("block_sparse_moe", ("w1", "w3", "w2"))
+            yield f"{block}.gate.weight", self._matrix(num_experts, self._hidden) * np.float32(3)
+            for e in range(num_experts):
+                for name, rows in zip(names, (width or self._inner, width or self._inner, self._hidden), strict=True):
+                    columns = self._hidden if name != names[2] else width or self._inner
+                    yield f"{block}.experts.{e}.{name}.weight", self._matrix(rows, columns)
+            return
         yield "mlp.gate_proj.weight", self._matrix(self._inner, self._hidden)
         yield "mlp.up_proj.weight", self._matrix(self._inner, self._hidden)
         yield "mlp.down_proj.weight", self._matrix(self._hidden, self._inner)
@@ -219,6 +231,27 @@ TINY_MODELS: Mapping[str, TinyModel] = {
             ),
             15,
             "gemma3",
+        ),
+        TinyModel(
+            "qwen3moe",
+            tiny_config(
+                "Qwen3MoeForCausalLM",
+                head_dim=32,
+                num_experts=6,
+                num_experts_per_tok=2,
+                moe_intermediate_size=64,
+                norm_topk_prob=True,
+                decoder_sparse_step=1,
+                mlp_only_layers=[],
+            ),
+            17,
+            "qwen3moe",
+        ),
+        TinyModel(
+            "mixtral",
+            tiny_config("MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+            18,
+            "llama",
         ),
         TinyModel(
             "qwen2-windows",

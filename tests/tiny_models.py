@@ -105,6 +105,14 @@ _GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _GEMMA = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
@@ -136,7 +144,7 @@ def write_gguf(
     _write_gguf_keys(writer, config)
     for key, value in (extra or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-    for name, tensor in (values or model.tensors).items():
+    for name, tensor in _stacked(values or model.tensors).items():
         gguf_name = _gguf_name(name, model.gguf_arch)
         if values is None and model.gguf_arch in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             tensor = _interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
@@ -156,6 +164,18 @@ def write_gguf(
     return path if split is None else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
+def _stacked(tensors: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+    """Experts' matrices in one tensor a layer and kind: its name has no number."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        head, is_one, rest = name.partition(".experts.")
+        if is_one:
+            found.setdefault(f"{head}.experts.{rest.partition('.')[2]}", []).append(tensor)
+        else:
+            found[name] = tensor
+    return {name: np.stack(one) if isinstance(one, list) else one for name, one in found.items()}
+
+
 def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
@@ -171,6 +191,11 @@ def _write_gguf_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
     _write_rope_keys(writer, config)
+    if num_experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if "attn_logit_softcapping" in config:

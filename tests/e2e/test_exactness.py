@@ -36,9 +36,9 @@ _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "what": ("plain", "warm", "preempted", "forked", "drafted"),
     "kv": ("auto", "int8"),
 }
-# Each mechanism is in one of them: biases; fused tensors, part of a head that rotates; layers without rotary angles; windows,
-# caps, norms after; two kinds of angles.
-_FAMILIES = ("qwen2", "phi3", "smollm3", "gemma2", "gemma3")
+# Each mechanism is in one of them: biases, windows; fused tensors, part of a head that rotates; caps, norms after; two kinds of
+# angles; experts.
+_FAMILIES = ("qwen2-windows", "phi3", "gemma2", "gemma3", "qwen3moe")
 TINY = {"family": _FAMILIES, "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
 DEMO = {"family": ("demo",), "weights": ("as shipped",), **_SETTINGS}
 Cell = dict[str, Any]

@@ -20,10 +20,13 @@ from ramet.kernels.program import (
     Add,
     AsItIs,
     Attend,
+    ChooseExperts,
     Embed,
+    Expert,
     GeluMul,
     Heads,
     Load,
+    MixExperts,
     Program,
     Project,
     ProjectAdd,
@@ -39,18 +42,45 @@ from ramet.kernels.program import (
     TokenFeed,
 )
 from ramet.model.rope import RopeTable
-from ramet.model.spec import Activation, Checkpoint, LayerSpec, ModelSpec, Progress, Tensors, silent
+from ramet.model.spec import Activation, Checkpoint, Experts, LayerSpec, ModelSpec, Progress, Tensors, silent
 
 __all__ = ["Decoder"]
 
 _SLAB_VALUES, _SLAB_ROWS = 1 << 25, 64  # values packed at a time, and rows that backends pack without a rest
+_GATES: Mapping[Activation, SiluMul | GeluMul] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
 
-_GATES: Mapping[Activation, Prologue] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mlp:
+    """Gate and up in one product, down in another."""
+
+    gate_up: PackedWeight
+    down: PackedWeight
+
+    @property
+    def packed(self) -> dict[str, PackedWeight]:
+        return {"gate_up": self.gate_up, "down": self.down}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mixture:
+    """Experts, and the product whose results say which of them a row has."""
+
+    spec: Experts
+    router: PackedWeight
+    experts: tuple[Expert, ...]
+
+    @property
+    def packed(self) -> dict[str, PackedWeight]:
+        found = {"router": self.router}
+        for i, expert in enumerate(self.experts):
+            found |= {f"experts.{i}.gate_up": expert.gate_up, f"experts.{i}.down": expert.down}
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer's weights, in the backend's layout: q, k and v in one product, gate and up in another.
+    """One layer's weights, in the backend's layout: q, k and v in one product.
 
     ``*_after`` is done to what attention and MLP give before it is added to the residual.
     """
@@ -65,14 +95,13 @@ class _Layer:
     k_norm: AsItIs | RmsNorm
     attn_after: AsItIs | Scale | RmsNorm
     mlp_norm: AsItIs | RmsNorm
-    gate_up: PackedWeight
-    down: PackedWeight
+    mlp: _Mlp | _Mixture
     mlp_after: AsItIs | Scale | RmsNorm
 
     @property
     def packed(self) -> dict[str, PackedWeight]:
         """By name, in the order in which a step reads them."""
-        return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
+        return {"qkv": self.qkv, "out": self.out} | self.mlp.packed
 
 
 class Decoder:
@@ -88,8 +117,8 @@ class Decoder:
         self._backend = backend
         self._rope = RopeTable(layer.rope for layer in spec.layers)
         layers: list[_Layer] = []
-        for i, layer in enumerate(_pack_layers(spec, tensors, backend)):
-            layers.append(layer)
+        for i in range(spec.num_layers):
+            layers.append(_pack_layer(i, spec, tensors, backend))
             progress("packing weights", i + 1, spec.num_layers + 1)
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
         embed = backend.pack(_slabs(tensors, "embed"))
@@ -137,6 +166,7 @@ class _Registers:
         self.mixed = Register(heads.q_width)
         self.gate_up = Register(2 * spec.intermediate_size)
         self.branch = Register(spec.hidden_size)
+        self.routing = Register(spec.experts.num if spec.experts else 0)
 
 
 def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer], rope: RopeTable) -> Program:
@@ -157,8 +187,15 @@ def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer], rop
 
 def _after_attention(spec: ModelSpec, layer: _Layer, at: _Registers) -> Iterator[Step]:
     yield from _add_product(at.mixed, AS_IT_IS, layer.out, layer.out_bias, layer.attn_after, at)
-    yield Project(at.x, layer.mlp_norm, layer.gate_up, None, at.gate_up)
-    yield from _add_product(at.gate_up, _GATES[spec.activation], layer.down, None, layer.mlp_after, at)
+    gate = _GATES[spec.activation]
+    if isinstance(layer.mlp, _Mlp):
+        yield Project(at.x, layer.mlp_norm, layer.mlp.gate_up, None, at.gate_up)
+        yield from _add_product(at.gate_up, gate, layer.mlp.down, None, layer.mlp_after, at)
+    else:
+        yield Project(at.x, layer.mlp_norm, layer.mlp.router, None, at.routing)
+        yield ChooseExperts(at.routing, layer.mlp.spec.num_chosen, layer.mlp.spec.is_normalized)
+        yield MixExperts(at.x, layer.mlp_norm, at.routing, layer.mlp.experts, gate, at.branch)
+        yield Add(at.branch, layer.mlp_after, at.x)
 
 
 def _add_product(
@@ -191,36 +228,41 @@ def _slabs(tensors: Tensors, name: str) -> Iterator[Weight]:
         yield tensors.matrix(name, rows=slice(first, first + step))
 
 
-def _pack_layers(spec: ModelSpec, tensors: Tensors, backend: Backend) -> Iterator[_Layer]:
-    for i, layer in enumerate(spec.layers):
-        prefix = f"layers.{i}."
+def _pack_layer(i: int, spec: ModelSpec, tensors: Tensors, backend: Backend) -> _Layer:
+    prefix = f"layers.{i}."
 
-        def vector(name: str, prefix: str = prefix) -> Float32:
-            return tensors.vector(prefix + name)
+    def vector(name: str) -> Float32:
+        return tensors.vector(prefix + name)
 
-        def norm(name: str, is_there: bool, prefix: str = prefix) -> AsItIs | RmsNorm:
-            return RmsNorm(tensors.vector(prefix + name), spec.rms_eps) if is_there else AS_IT_IS
+    def norm(name: str, is_there: bool) -> AsItIs | RmsNorm:
+        return RmsNorm(vector(name), spec.rms_eps) if is_there else AS_IT_IS
 
-        def after(name: str, prefix: str = prefix) -> AsItIs | Scale | RmsNorm:
-            if spec.norms != "before":
-                return RmsNorm(tensors.vector(prefix + name) * np.float32(spec.residual_scale), spec.rms_eps)
-            return AS_IT_IS if spec.residual_scale == 1.0 else Scale(spec.residual_scale)
+    def after(name: str) -> AsItIs | Scale | RmsNorm:
+        if spec.norms != "before":
+            return RmsNorm(vector(name) * np.float32(spec.residual_scale), spec.rms_eps)
+        return AS_IT_IS if spec.residual_scale == 1.0 else Scale(spec.residual_scale)
 
-        def pack(*names: str, prefix: str = prefix) -> PackedWeight:
-            return backend.pack(slab for name in names for slab in _slabs(tensors, prefix + name))
+    def pack(*names: str) -> PackedWeight:
+        return backend.pack(slab for name in names for slab in _slabs(tensors, prefix + name))
 
-        yield _Layer(
-            spec=layer,
-            attn_norm=norm("attn_norm", spec.norms != "after"),
-            qkv=pack("q", "k", "v"),
-            qkv_bias=np.concatenate([vector("q_bias"), vector("k_bias"), vector("v_bias")]) if spec.qkv_bias else None,
-            out=pack("o"),
-            out_bias=vector("o_bias") if spec.output_bias else None,
-            q_norm=norm("q_norm", spec.qk_norm != "none"),
-            k_norm=norm("k_norm", spec.qk_norm != "none"),
-            attn_after=after("attn_post_norm"),
-            mlp_norm=norm("mlp_norm", spec.norms != "after"),
-            gate_up=pack("gate", "up"),
-            down=pack("down"),
-            mlp_after=after("mlp_post_norm"),
-        )
+    def mlp() -> _Mlp | _Mixture:
+        if spec.experts is None:
+            return _Mlp(pack("gate", "up"), pack("down"))
+        names = [f"experts.{e}." for e in range(spec.experts.num)]
+        experts = tuple(Expert(pack(name + "gate", name + "up"), pack(name + "down")) for name in names)
+        return _Mixture(spec.experts, pack("router"), experts)
+
+    return _Layer(
+        spec=spec.layers[i],
+        attn_norm=norm("attn_norm", spec.norms != "after"),
+        qkv=pack("q", "k", "v"),
+        qkv_bias=np.concatenate([vector("q_bias"), vector("k_bias"), vector("v_bias")]) if spec.qkv_bias else None,
+        out=pack("o"),
+        out_bias=vector("o_bias") if spec.output_bias else None,
+        q_norm=norm("q_norm", spec.qk_norm != "none"),
+        k_norm=norm("k_norm", spec.qk_norm != "none"),
+        attn_after=after("attn_post_norm"),
+        mlp_norm=norm("mlp_norm", spec.norms != "after"),
+        mlp=mlp(),
+        mlp_after=after("mlp_post_norm"),
+    )

@@ -13,11 +13,32 @@ from ramet.errors import ModelError, shown
 from ramet.model.files import few, plain
 from ramet.model.spec import Activation, HeadNorms, ModelSpec, Norms
 
-__all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Expected", "Family", "Naming", "check_tensors", "expected_tensors", "family_of"]
+__all__ = [
+    "GGUF_FAMILIES",
+    "HF_FAMILIES",
+    "Expected",
+    "ExpertKeys",
+    "Family",
+    "Naming",
+    "check_tensors",
+    "expected_tensors",
+    "family_of",
+]
 
 Naming = Literal["hf", "gguf"]
 Bias = Literal["never", "always", "by_file"]  # by_file: config.json's attention_bias, or the tensor's presence in a GGUF
 Windows = Literal["none", "all", "upper", "between"]  # layers whose window slides; see Family
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """Keys of config.json for the number of experts and the width of one. ``normalized`` says whether weights are normalized;
+    without such a key they are.
+    """
+
+    num: str
+    width: str
+    normalized: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +56,10 @@ class Family:
     ``windows``: the layers that may have one are none, all, those from ``max_window_layers`` on, or those between which every
     ``full_every``-th sees all. ``has_window_switch``: a window counts only with ``use_sliding_window``.
 
-    ``has_multipliers``: Granite's four scales. ``is_gemma``: the embedding is scaled by the root of its width, scores by
-    ``query_pre_attn_scalar``, and there may be caps. ``gguf_wide_depth``: layers of the one Gemma whose scores are scaled by its
-    width over its heads, which its GGUF files do not say.
+    ``experts``: those that have them, or in GGUF files may have them. ``has_multipliers``: Granite's four scales. ``is_gemma``:
+    the embedding is scaled by the root of its width, scores by ``query_pre_attn_scalar``, and there may be caps.
+    ``gguf_wide_depth``: layers of the one Gemma whose scores are scaled by its width over its heads, which its GGUF files do not
+    say.
     """
 
     qkv_bias: Bias = "never"
@@ -52,6 +74,7 @@ class Family:
     no_rope_every: int = 0
     may_rotate_partly: bool = False
     local_theta: float | None = None
+    experts: ExpertKeys | None = None
     windows: Windows = "none"
     full_every: int = 0
     has_window_switch: bool = False
@@ -73,6 +96,17 @@ _PHI3 = Family(
 )
 _QWEN2 = Family(qkv_bias="always", windows="upper", has_window_switch=True)
 _QWEN3 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="head", windows="upper", has_window_switch=True)
+_QWEN3_MOE = replace(_QWEN3, windows="all", experts=ExpertKeys("num_experts", "moe_intermediate_size", "norm_topk_prob"))
+_MIXTRAL = Family(
+    windows="all",
+    experts=ExpertKeys("num_local_experts", "intermediate_size", None),
+    hf_names={
+        "router": "model.layers.{}.block_sparse_moe.gate.weight",
+        "experts.gate": "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
+        "experts.up": "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
+        "experts.down": "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
+    },
+)
 _OLMO2 = Family(qkv_bias="by_file", output_bias="by_file", qk_norm="whole", norms="after", default_theta=10_000.0)
 _GRANITE = replace(_LLAMA, has_multipliers=True)
 _SMOLLM3 = replace(_LLAMA, no_rope_every=4, ties_by_default=True)
@@ -97,6 +131,8 @@ HF_FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": Family(windows="all"),
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
+    "MixtralForCausalLM": _MIXTRAL,
     "Phi3ForCausalLM": _PHI3,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "GraniteForCausalLM": _GRANITE,
@@ -105,9 +141,10 @@ HF_FAMILIES: Mapping[str, Family] = {
     "Gemma3ForCausalLM": _GEMMA3,
 }
 GGUF_FAMILIES: Mapping[str, Family] = {
-    "llama": replace(_LLAMA, windows="all"),  # Mistral's, too
+    "llama": replace(_LLAMA, windows="all", experts=_MIXTRAL.experts),  # Mistral's and Mixtral's, too
     "qwen2": _QWEN2,
     "qwen3": _QWEN3,
+    "qwen3moe": replace(_QWEN3_MOE, windows="none"),
     "phi3": _PHI3,
     "smollm3": _SMOLLM3,
     "granite": _GRANITE,
@@ -139,6 +176,10 @@ def _has_norm_before(spec: ModelSpec) -> bool:
     return spec.norms != "after"
 
 
+def _is_dense(spec: ModelSpec) -> bool:
+    return spec.experts is None
+
+
 def _has_norm_after(spec: ModelSpec) -> bool:
     return spec.norms != "before"
 
@@ -161,10 +202,18 @@ _LAYER: Mapping[str, _Role] = {
     "k_norm": _Role(_HF + "self_attn.k_norm.weight", _GGUF + "attn_k_norm.weight", "k", _has_qk_norm),
     "attn_post_norm": _Role(_HF + "post_attention_layernorm.weight", _GGUF + "post_attention_norm.weight", "H", _has_norm_after),
     "mlp_norm": _Role(_HF + "post_attention_layernorm.weight", _GGUF + "ffn_norm.weight", "H", _has_norm_before),
-    "gate": _Role(_HF + "mlp.gate_proj.weight", _GGUF + "ffn_gate.weight", "FH"),
-    "up": _Role(_HF + "mlp.up_proj.weight", _GGUF + "ffn_up.weight", "FH"),
-    "down": _Role(_HF + "mlp.down_proj.weight", _GGUF + "ffn_down.weight", "HF"),
+    "gate": _Role(_HF + "mlp.gate_proj.weight", _GGUF + "ffn_gate.weight", "FH", _is_dense),
+    "up": _Role(_HF + "mlp.up_proj.weight", _GGUF + "ffn_up.weight", "FH", _is_dense),
+    "down": _Role(_HF + "mlp.down_proj.weight", _GGUF + "ffn_down.weight", "HF", _is_dense),
+    "router": _Role(_HF + "mlp.gate.weight", _GGUF + "ffn_gate_inp.weight", "EH", lambda spec: spec.experts is not None),
     "mlp_post_norm": _Role(_HF + "post_feedforward_layernorm.weight", _GGUF + "post_ffw_norm.weight", "H", _has_norm_after),
+}
+
+
+_EXPERT: Mapping[str, _Role] = {  # one for each expert
+    "gate": _Role(_HF + "mlp.experts.{}.gate_proj.weight", _GGUF + "ffn_gate_exps.weight", "FH"),
+    "up": _Role(_HF + "mlp.experts.{}.up_proj.weight", _GGUF + "ffn_up_exps.weight", "FH"),
+    "down": _Role(_HF + "mlp.experts.{}.down_proj.weight", _GGUF + "ffn_down_exps.weight", "HF"),
 }
 
 
@@ -194,15 +243,15 @@ def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Fam
 
 
 def expected_tensors(spec: ModelSpec, naming: Naming) -> dict[str, Expected]:
-    """Every tensor that a model of this shape has, by its name in Ramet (``embed``, ``layers.3.q``)."""
+    """Every tensor of a model of this shape, by its name in Ramet (``embed``, ``layers.3.q``, ``layers.3.experts.7.up``)."""
     sizes = _sizes(spec)
     family = (HF_FAMILIES if naming == "hf" else GGUF_FAMILIES)[spec.architecture]
     own_names = family.hf_names if naming == "hf" else family.gguf_names
     found: dict[str, Expected] = {}
     taken: dict[str, int] = {}  # rows of a file's tensor that roles have, so far
 
-    def add(name: str, role_name: str, role: _Role, layer: int) -> None:
-        file_name = own_names.get(role_name, getattr(role, naming)).format(layer)
+    def add(name: str, role_name: str, role: _Role, layer: int, expert: int = 0) -> None:
+        file_name = own_names.get(role_name, getattr(role, naming)).format(layer, expert)
         shape = tuple(sizes[letter] for letter in role.shape)
         first_row = taken.get(file_name, 0)
         found[name] = Expected(file_name, shape, first_row)
@@ -215,6 +264,9 @@ def expected_tensors(spec: ModelSpec, naming: Naming) -> dict[str, Expected]:
         for name, role in _LAYER.items():
             if role.when(spec):
                 add(f"layers.{i}.{name}", name, role, i)
+        for e in range(spec.experts.num if spec.experts else 0):
+            for name, role in _EXPERT.items():
+                add(f"layers.{i}.experts.{e}.{name}", f"experts.{name}", role, i, e)
     return found
 
 
@@ -250,4 +302,5 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "q": q if one_norm else spec.head_dim,
         "k": k if one_norm else spec.head_dim,
         "F": spec.intermediate_size,
+        "E": spec.experts.num if spec.experts else 0,
     }

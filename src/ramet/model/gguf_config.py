@@ -14,7 +14,7 @@ from ramet.model.files import Fields
 from ramet.model.gguf import GGUFFile, GGUFTensor
 from ramet.model.quant import as_float32
 from ramet.model.rope import linear_divisors, yarn_divisors, yarn_scale
-from ramet.model.spec import NO_ROPE, LayerSpec, ModelSpec, RopeSpec
+from ramet.model.spec import MAX_EXPERTS, NO_ROPE, Experts, LayerSpec, ModelSpec, RopeSpec
 
 __all__ = ["ROPE_TENSORS", "dense_vector", "read_gguf_spec"]
 
@@ -24,7 +24,12 @@ ROPE_TENSORS = (_FACTORS, _LONG_FACTORS, _SHORT_FACTORS)
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # end of sequence, of turn, of message: each ends the output
 # Keys that change the arithmetic in ways not implemented, and the value at which they do nothing.
-_NEUTRAL: Mapping[str, object] = {"expert_count": 0, "attention.causal": True}
+_NEUTRAL: Mapping[str, object] = {
+    "attention.causal": True,
+    "expert_shared_count": 0,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,  # softmax
+}
 _MULTIPLIERS: Mapping[str, object] = {
     "logit_scale": 1.0,
     "residual_scale": 1.0,
@@ -52,6 +57,7 @@ def read_gguf_spec(file: GGUFFile, fields: Fields, served: int | None) -> ModelS
 
     _check_switches(fields, architecture, family)
     num_heads, num_kv_heads, head_dim = _heads(fields, architecture)
+    experts = _experts(fields, architecture, family)
     vocab_size = _vocab_size(file, fields)
     eos = [i for name in _EOS_KEYS for i in fields.token_ids(f"tokenizer.ggml.{name}", vocab_size)]
     bos = fields.token_ids("tokenizer.ggml.bos_token_id", vocab_size)
@@ -66,7 +72,7 @@ def read_gguf_spec(file: GGUFFile, fields: Fields, served: int | None) -> ModelS
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=fields.integer(key("feed_forward_length")),
+        intermediate_size=_intermediate_size(fields, architecture, experts),
         vocab_size=vocab_size,
         max_position=fields.integer(key("context_length")),
         rms_eps=fields.number(key("attention.layer_norm_rms_epsilon")),
@@ -75,6 +81,7 @@ def read_gguf_spec(file: GGUFFile, fields: Fields, served: int | None) -> ModelS
         norms=family.norms,
         qk_norm=family.qk_norm,
         activation=family.activation,
+        experts=experts,
         qkv_bias=has_bias(family.qkv_bias, "blk.0.attn_q.bias"),
         output_bias=has_bias(family.output_bias, "blk.0.attn_output.bias"),
         embedding_scale=_embedding_scale(fields, architecture, family),
@@ -104,6 +111,22 @@ def _heads(fields: Fields, architecture: str) -> tuple[int, int, int]:
             values, f"is {shown(fields.raw(values), 60)}; only the (even) head length is supported, here {head_dim}"
         )
     return num_heads, num_kv_heads, head_dim
+
+
+def _experts(fields: Fields, architecture: str, family: Family) -> Experts | None:
+    key = f"{architecture}.expert_count"
+    num = fields.integer(key, 0, low=0, high=MAX_EXPERTS)
+    if num and family.experts is None:
+        raise fields.fail(key, f"{num} is not supported in this architecture; only 0 is")
+    if num == 0:
+        return None
+    is_normalized = fields.boolean(f"{architecture}.expert_weights_norm", True)
+    return Experts(num, fields.integer(f"{architecture}.expert_used_count", high=num), is_normalized)
+
+
+def _intermediate_size(fields: Fields, architecture: str, experts: Experts | None) -> int:
+    key = f"{architecture}.expert_feed_forward_length"
+    return fields.integer(key if experts and fields.has(key) else f"{architecture}.feed_forward_length")
 
 
 def _attention_scale(fields: Fields, architecture: str, family: Family, head_dim: int) -> float:

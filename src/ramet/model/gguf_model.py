@@ -30,7 +30,7 @@ def load_gguf(path: Path, served: int | None = None) -> Checkpoint:
     fields = Fields(file.metadata, str(file.path))
     spec = read_gguf_spec(file, fields, served)
     expected = expected_tensors(spec, "gguf")
-    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    shapes = {name: _as_matrix(tensor.shape) for name, tensor in file.tensors.items()}
     check_tensors(expected.values(), shapes, str(path), lambda name: name in ROPE_TENSORS)
     return Checkpoint(
         spec=spec,
@@ -71,7 +71,7 @@ class _GGUFTensors:
         return values if order is None or not name.endswith("_bias") else values[order]
 
     def formats(self) -> frozenset[WeightFormat]:
-        return frozenset(t.type.format for _, t in self._tensors.values() if len(t.shape) == 2)
+        return frozenset(t.type.format for _, t in self._tensors.values() if len(t.shape) > 1)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -79,6 +79,11 @@ class _GGUFTensors:
             digest.update(f"{name} {tensor.type.name} {tensor.shape}\n".encode())
             digest.update(tensor.blocks.data)
         return digest.hexdigest()
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A stack of matrices (experts) is one with all their rows."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def _halves_order(num_heads: int, head_dim: int) -> npt.NDArray[np.intp]:

@@ -8,7 +8,7 @@ from ramet.errors import shown
 from ramet.model.families import HF_FAMILIES, Family, family_of
 from ramet.model.files import Fields, few
 from ramet.model.rope_config import RopeContext, rope_of
-from ramet.model.spec import NO_ROPE, Activation, LayerSpec, ModelSpec, RopeSpec
+from ramet.model.spec import MAX_EXPERTS, NO_ROPE, Activation, Experts, LayerSpec, ModelSpec, RopeSpec
 
 __all__ = ["read_spec"]
 
@@ -54,7 +54,7 @@ def read_spec(config: Fields, generation: Fields, served: int | None) -> ModelSp
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=config.integer(family.experts.width if family.experts else "intermediate_size"),
         vocab_size=vocab_size,
         max_position=config.integer("max_position_embeddings"),
         rms_eps=config.number("rms_norm_eps"),
@@ -63,6 +63,7 @@ def read_spec(config: Fields, generation: Fields, served: int | None) -> ModelSp
         norms=family.norms,
         qk_norm=family.qk_norm,
         activation=_activation(config, family),
+        experts=_experts(config, family),
         qkv_bias=has_bias(family.qkv_bias),
         output_bias=has_bias(family.output_bias),
         embedding_scale=_embedding_scale(config, family),
@@ -108,6 +109,18 @@ def _activation(config: Fields, family: Family) -> Activation:
     if name not in _ACTIVATIONS:
         raise config.fail(key, f"{shown(name, 60)} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
+
+
+def _experts(config: Fields, family: Family) -> Experts | None:
+    keys = family.experts
+    if keys is None:
+        return None
+    if config.integer("decoder_sparse_step", 1) != 1 or config.raw("mlp_only_layers") not in (None, []):
+        key = "mlp_only_layers" if config.raw("mlp_only_layers") else "decoder_sparse_step"
+        raise config.fail(key, f"is {shown(config.raw(key), 60)}; layers without experts among those with them are not supported")
+    num = config.integer(keys.num, high=MAX_EXPERTS)
+    is_normalized = True if keys.normalized is None else config.boolean(keys.normalized, False)
+    return Experts(num, config.integer("num_experts_per_tok", high=num), is_normalized)
 
 
 def _attention_scale(config: Fields, family: Family, head_dim: int) -> float:

@@ -170,6 +170,8 @@ class _Converted:
 
 
 def _quantized(name: str, weight: Weight, quantization: Quantization) -> Weight:
+    if name.endswith(".router"):  # which experts are chosen hangs on it, and it is small
+        return weight
     return quantize_int8(weight) if quantization == "int8" or name in _NOT_INT4 else quantize_int4(weight)
 
 

@@ -16,9 +16,11 @@ from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 
 __all__ = [
     "ALL_ROWS",
+    "MAX_EXPERTS",
     "NO_ROPE",
     "Activation",
     "Checkpoint",
+    "Experts",
     "HeadNorms",
     "LayerSpec",
     "ModelSpec",
@@ -65,6 +67,7 @@ class RopeSpec:
 
 
 NO_ROPE = RopeSpec(1.0, 0, ())
+MAX_EXPERTS = 1024  # in a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,22 @@ class LayerSpec:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Instead of one MLP ``num`` of them, of which each token has ``num_chosen``. ``is_normalized``: weights add up to 1."""
+
+    num: int
+    num_chosen: int
+    is_normalized: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """The shape of one decoder-only transformer and the switches in which families differ.
 
     ``architecture`` is the name in the file. ``eos_ids`` may be empty. Queries are ``num_heads * head_dim`` wide, which need not
     be ``hidden_size``. The scales multiply what is embedded, what attention and MLP add to the residual, scores, and logits. A
-    cap bends scores or logits: ``cap * tanh(x / cap)``.
+    cap bends scores or logits: ``cap * tanh(x / cap)``. With experts ``intermediate_size`` is one's.
     """
 
     architecture: str
@@ -99,6 +111,7 @@ class ModelSpec:
     norms: Norms = "before"
     qk_norm: HeadNorms = "none"
     activation: Activation = "silu"
+    experts: Experts | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     embedding_scale: float = 1.0
