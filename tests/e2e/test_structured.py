@@ -114,6 +114,30 @@ def test_without_a_tokenizer_nothing_can_be_constrained(tmp_path: Path) -> None:
 
 
 @pytest.mark.demo
+def test_b106_jump_forward_changes_how_soon_and_nothing_else() -> None:
+    """B106. Greedy and sampled, with logprobs and without, of one schema and several, and with guesses of n-grams besides."""
+    schemas = [PERSON, *SCHEMAS[:3]]
+    params = [
+        SamplingParams(
+            max_tokens=90,
+            logprobs=1 if i % 3 == 0 else None,
+            structured_outputs={"json": schemas[i % 4]},
+            **({"temperature": 0} if i % 2 else {"temperature": 0.9, "seed": i}),
+        )
+        for i in range(10)
+    ]
+    prompts = [f"Describe number {i} as JSON.\n" for i in range(10)]
+    told, num_steps = [], []
+    for options in ({"jump_forward": "off"}, {}, {"speculative": "ngram", "max_running_seqs": 3}):
+        with LLM(kv_cache_memory="64MiB", **options) as llm:
+            answers = [out.outputs[0] for out in llm.generate(prompts, params)]
+            told.append([(one.token_ids, one.logprobs, one.finish_reason, one.text) for one in answers])
+            num_steps.append(llm._engine.stats().scheduler.num_steps)
+    assert told[0] == told[1] == told[2]
+    assert num_steps[1] < num_steps[0]
+
+
+@pytest.mark.demo
 def test_the_demo_model_describes_people() -> None:
     with LLM() as llm:
         greedy = SamplingParams(temperature=0, max_tokens=160, structured_outputs={"json": PERSON})

@@ -44,8 +44,10 @@ class Slow:
 
 
 def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    """B046, B178: whoever waits for a grammar takes no place of those that run, and no time of theirs."""
     slow = Slow()
-    one = bench(grammars=slow)
+    one = bench(grammars=slow, max_running_seqs=2)
+    one.submit([5, 8], structured_outputs=YES)
     waiting = one.submit([5, 6], seed=1, max_tokens=20, n=2, structured_outputs=YES)
     other = one.submit([5, 7], seed=1, max_tokens=20, ignore_eos=True)
     for _ in range(30):
@@ -53,7 +55,8 @@ def test_others_go_on_while_a_grammar_is_compiled() -> None:
     assert one.answers[other, 0].finish_reason == "length"
     assert one.answers[waiting, 0].finish_reason is None
     assert one.engine.has_work
-    slow.finish(0)
+    slow.finish(0, GrammarError("too large"))
+    slow.finish(1)
     one.run()
     assert [text(one.answers[waiting, k].token_ids) for k in range(2)] == ["yes", "yes"]
     one.check_idle()
@@ -75,6 +78,7 @@ def test_a_grammar_that_fails_ends_its_request_alone() -> None:
 
 
 def test_an_abort_does_not_wait_for_the_grammar() -> None:
+    """B049."""
     slow = Slow()
     one = bench(grammars=slow)
     whole = one.submit([5, 6], n=2, structured_outputs=YES)
