@@ -302,6 +302,7 @@ void make_kernels(Kernels* self, const std::string& isa, int num_threads) {
 
 NB_MODULE(_native, m) {
   using namespace ramet;
+  nb::set_leak_warnings(false);  // an interpreter that ends in the midst of work still holds its objects
   m.def("common_prefix", &common_prefix_at,
         "How far `tokens` from `start` on agree with `other`, in bytes of whole tokens.");
   m.def("nearest", &nearest_of,
