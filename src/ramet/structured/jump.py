@@ -19,6 +19,7 @@ _MAX_OWN_PLACES = 1_000
 _MAX_DRAFTS = 48
 _DOUBT = 0.2  # of what was seen at a place once: forced text is cut in few ways, and what is open may go on anyhow
 _OPEN_DOUBT = 1.0
+_NO_TOKEN = -1  # before a prompt of one
 _FIRST_TRUST = 0.7  # in the tokenizer's own way to cut a text
 
 
@@ -94,17 +95,17 @@ class JumpForward:
         return drafts
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
-        tokens = self._seq.tokens.view()[-len(token_ids) - 2 :].tolist()
+        tokens = [_NO_TOKEN, *self._seq.tokens.view()[-len(token_ids) - 2 :].tolist()][-len(token_ids) - 2 :]
         for index, (token_id, place) in enumerate(zip(token_ids, self._places, strict=False)):
             if place:
                 self._speller.cuts.learn(place, token_id)
-            elif len(tokens) > index + 1:
+            else:
                 before, last = tokens[index : index + 2]
                 self._speller.usual.learn((before, last), token_id)
                 self._own.learn(last, token_id)
 
     def _usual(self, drafts: list[int]) -> list[tuple[Guess, bytes]]:
         """What mostly comes behind the last token in this document, or behind the last two in all of them."""
-        before, last = [*self._seq.tokens.view()[-2:].tolist(), *drafts][-2:]
+        before, last = [_NO_TOKEN, *self._seq.tokens.view()[-2:].tolist(), *drafts][-2:]
         guesses = [guess for guess in (self._own.guess(last), self._speller.usual.guess((before, last))) if guess is not None]
         return [(max(guesses, key=lambda guess: guess.trust), b"")] if guesses else []

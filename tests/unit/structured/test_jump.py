@@ -111,6 +111,14 @@ def test_a_model_that_cuts_a_text_its_own_way_is_followed() -> None:
     assert speller.spell(b"abcabc")[0][0].token_id == 0, "another text is another place"
 
 
+@pytest.mark.parametrize("num_prompt_tokens", [1, 2, 3])
+def test_a_prompt_may_have_one_token(num_prompt_tokens: int) -> None:
+    one = jumping()
+    request_id = one.submit([5] * num_prompt_tokens, seed=1, max_tokens=9, structured_outputs={"regex": "[abe]{3}true"})
+    one.run()
+    assert text(one.answers[request_id, 0].token_ids)[3:] == "true"
+
+
 def test_white_space_goes_on_as_it_did() -> None:
     """After two lines of a document the third is proposed whole, as far as it is the same."""
     schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in "pqrs"}, "required": list("pqrs")}
