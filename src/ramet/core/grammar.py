@@ -49,6 +49,8 @@ class GrammarSpec:
             isinstance(self.whitespace, str) and len(self.whitespace) <= _MAX_PATTERN_CHARS and self.whitespace.isascii()
         ):
             raise GrammarError(f"whitespace_pattern is a text of at most {_MAX_PATTERN_CHARS} characters of ASCII")
+        if not isinstance(self.is_closed, bool) or not isinstance(self.param, str):
+            raise GrammarError(f"is_closed is true or false and param a name, not {shown(self.is_closed)}, {shown(self.param)}")
         if (self.whitespace is not None or self.is_closed) and self.kind not in _WITH_JSON:
             raise GrammarError(f"options of JSON say nothing of a {self.kind}; leave them out")
         try:

@@ -6,9 +6,10 @@ between them: whatever is in flight is left alone until its step is done. One th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
@@ -126,21 +127,15 @@ class Engine:
             arrival_s=arrival_s,
         )
         self._check_place(request)
-        spec = request.sampling.grammar
-        matcher = None if spec is None else self._grammars.matcher(spec, request.stop_ids)
-        if matcher is None:
-            self._scheduler.add(self._sequences(request, None))
-        elif matcher.done():
-            self._scheduler.add(self._sequences(request, matcher.result()))
-        else:
-            self._compiling.append(_Compiling(self._sequences(request, None), matcher))
+        self._begin(request, self._scheduler.add)
         return request.request_id
 
     def fork(self, seq_id: SeqId, request_id: RequestId | None = None, sampling: SamplingParams | None = None) -> RequestId:
         """Branch a live sequence at its present tokens: a request whose prompt they are, which begins with their KV.
 
         It answers as if submitted alone with that prompt. Without ``sampling`` it has the parent's parameters and a new
-        seed; ``max_tokens`` then counts from the branch. A grammar begins anew there: all tokens so far are prompt.
+        seed; ``max_tokens`` then counts from the branch. A grammar begins anew there: all tokens so far are prompt. Where it is
+        new to the engine the branch waits for it, as ``submit`` says, and then begins with what the cache still has.
         Raises as ``submit`` does.
         """
         self.check_alive()
@@ -160,9 +155,7 @@ class Engine:
             priority=origin.priority,
         )
         self._check_place(request)
-        spec = request.sampling.grammar  # most often the parent's, which is known
-        matcher = None if spec is None else self._grammars.matcher(spec, request.stop_ids).result()
-        self._scheduler.fork(parent, self._sequences(request, matcher))
+        self._begin(request, partial(self._scheduler.fork, parent))
         return request.request_id
 
     def abort(self, request_id: RequestId) -> None:
@@ -256,8 +249,21 @@ class Engine:
     def _check_place(self, request: Request) -> None:
         if request.request_id in self._open:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use; give each request its own", "request_id")
-        if self._scheduler.is_full or len(self._compiling) >= _MOST_COMPILING:
+        if self._scheduler.is_full:
             raise Overloaded("the queue of waiting requests is full (--max-queued-requests); try again later")
+        if request.sampling.grammar is not None and len(self._compiling) >= _MOST_COMPILING:
+            raise Overloaded(f"{_MOST_COMPILING} requests wait for their grammars to be compiled; try again later")
+
+    def _begin(self, request: Request, add: Callable[[list[Sequence]], None]) -> None:
+        """Have its sequences queued by ``add``, or later where its grammar is being compiled."""
+        spec = request.sampling.grammar
+        matcher = None if spec is None else self._grammars.matcher(spec, request.stop_ids)
+        if matcher is None:
+            add(self._sequences(request, None))
+        elif matcher.done():
+            add(self._sequences(request, matcher.result()))
+        else:
+            self._compiling.append(_Compiling(self._sequences(request, None), matcher))
 
     def _free_id(self) -> RequestId:
         number = self._num_requests
@@ -267,18 +273,22 @@ class Engine:
 
     def _add_compiled(self) -> None:
         """Queue the requests whose grammars are there now."""
-        ready = [entry for entry in self._compiling if entry.matcher.done()]
-        self._compiling = [entry for entry in self._compiling if not entry.matcher.done()] if ready else self._compiling
-        for entry in ready:
+        if not self._compiling:
+            return
+        compiling, self._compiling = self._compiling, []
+        for entry in compiling:
+            if not entry.matcher.done():  # asked once: it may change at any time
+                self._compiling.append(entry)
+                continue
             seqs = [seq for seq in entry.seqs if not seq.is_finished]
             try:
                 matcher = entry.matcher.result()
+                for seq in seqs:
+                    seq.matcher = matcher.fork()
             except Exception as error:  # whatever it is, it is this request's alone
                 for seq in seqs:
                     self._refuse(seq, "error", str(error))
                 continue
-            for seq in seqs:
-                seq.matcher = matcher.fork()
             if seqs:
                 self._scheduler.add(seqs)
 

@@ -40,7 +40,8 @@ def fill_masks(chunks: list[Chunk]) -> tuple[UInt32, dict[int, str]]:
 def _fill(matcher: Matcher, drafts: tuple[int, ...], words: UInt32) -> tuple[int, str] | None:
     """The masks before and behind each draft, for as long as the output goes on; the matcher stays where it is.
 
-    What goes wrong is told with the row where it did: that mask is empty, as those behind it are.
+    What goes wrong is told with the row where it did: that mask is empty, as those behind it are. Where only a guess met it, the
+    matcher goes back, for the model may choose otherwise; one that cannot is of no use from the first row on.
     """
     row = 0
     try:
@@ -55,7 +56,15 @@ def _fill(matcher: Matcher, drafts: tuple[int, ...], words: UInt32) -> tuple[int
         return None
     except Exception as error:  # whatever it is, it must not reach the batch mates
         words[row:] = 0
-        return row, _fault(error)
+        return (row if _goes_back(matcher, row) else 0), _fault(error)
+
+
+def _goes_back(matcher: Matcher, num_tokens: int) -> bool:
+    try:
+        matcher.rollback(num_tokens)
+    except Exception:
+        return False
+    return True
 
 
 def accept_token(seq: Sequence, token_id: int) -> tuple[bool, str | None]:

@@ -17,6 +17,7 @@ __all__ = ["JumpForward", "Speller"]
 _MAX_PLACES = 20_000
 _MAX_OWN_PLACES = 1_000
 _MAX_DRAFTS = 48
+_MAX_TEXT = 512  # bytes that are spelt, and kept as a place, at most: more than the drafts hold
 _DOUBT = 0.2  # of what was seen at a place once: forced text is cut in few ways, and what is open may go on anyhow
 _OPEN_DOUBT = 1.0
 _NO_TOKEN = -1  # before a prompt of one
@@ -72,7 +73,7 @@ class JumpForward:
         trust = 1.0
         self._places = []
         while True:
-            forced = self._matcher.forced_bytes()
+            forced = self._matcher.forced_bytes()[:_MAX_TEXT]
             token_ids: list[int] = []
             for guess, place in self._speller.spell(forced) if forced else self._usual(drafts):
                 trust *= guess.trust
@@ -103,6 +104,7 @@ class JumpForward:
                 before, last = tokens[index : index + 2]
                 self._speller.usual.learn((before, last), token_id)
                 self._own.learn(last, token_id)
+        self._places = []  # a step for which nothing was asked has none
 
     def _usual(self, drafts: list[int]) -> list[tuple[Guess, bytes]]:
         """What mostly comes behind the last token in this document, or behind the last two in all of them."""

@@ -101,9 +101,48 @@ def test_so_many_may_wait_and_no_more() -> None:
     one = bench(grammars=slow)
     for _ in range(64):
         one.submit([5, 6], structured_outputs=YES)
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="grammars"):
         one.submit([5, 6], structured_outputs=YES)
-    assert one.engine.stats().num_open_requests == 64
+    one.submit([5, 6])  # who brings none does not wait for them
+    assert one.engine.stats().num_open_requests == 65
+
+
+def test_a_branch_with_a_new_grammar_keeps_nobody_waiting() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    parent = one.submit([5, 6], seed=1, max_tokens=40, ignore_eos=True)
+    for _ in range(4):
+        one.step()
+    answer = one.answers[parent, 0]
+    branch = one.fork(one.engine.seq_ids(parent)[0], seed=3, max_tokens=20, structured_outputs=YES)
+    for _ in range(50):
+        one.step()
+    assert answer.finish_reason == "length"
+    slow.finish(0)
+    one.run()
+    assert text(one.answers[branch, 0].token_ids) == "yes"
+    one.check_idle()
+
+
+def test_one_that_is_done_while_others_are_looked_at_is_not_lost() -> None:
+    slow = Slow()
+    one = bench(grammars=slow)
+    ids = [one.submit([5, 6 + i], seed=1, max_tokens=20, structured_outputs=YES) for i in range(2)]
+    slow.finish(0)
+    late = slow.asked[1][2]
+    answers = iter([False])
+
+    def done() -> bool:
+        if next(answers, True):
+            if not Future.done(late):
+                slow.finish(1)
+            return True
+        return False
+
+    late.done = done  # type: ignore[method-assign]
+    one.run()
+    assert [text(one.answers[one_id, 0].token_ids) for one_id in ids] == ["yes", "yes"]
+    one.check_idle()
 
 
 def test_the_end_of_the_engine_is_told_to_those_that_wait_for_a_grammar() -> None:

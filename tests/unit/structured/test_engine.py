@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ramet.core.output import StepOutput
 from ramet.core.ports import Matcher, Pending
 from ramet.core.sampling import SamplingParams
 from ramet.errors import GrammarError
+from ramet.schedule.build import Chunk
 from ramet.schedule.masks import fill_masks
 from ramet.structured.compiler import GrammarCompiler, TokenTable
 
@@ -263,6 +265,22 @@ def test_b190_t11_a_fault_of_one_grammar_is_its_own_sequences(method: str, at: i
     assert f"planted in {method}" in str(answer.error)
     assert len(answer.token_ids) == at, "what was chosen before it stays"
     assert one.scheduler.sequences == []
+
+
+def test_a_fault_behind_a_guess_is_none_before_it() -> None:
+    inner = GRAMMARS.matcher(GrammarSpec("regex", "[abefl]{5,30}"), EOS_IDS).result()
+    start = np.zeros(inner.num_words, np.uint32)
+    inner.fill_mask(start)
+    drafts = tuple(PIECES.index(piece) for piece in (b"a", b"b", b"e"))
+    seq = SimpleNamespace(matcher=_Broken(inner, "fill_mask", 2))
+    chunk = Chunk(seq, 0, 1, samples=True, drafts=drafts)  # type: ignore[arg-type]
+    masks, errors = fill_masks([chunk])
+    assert list(errors) == [2]
+    assert masks[0].tolist() == start.tolist()
+    assert not masks[2:].any()
+    again = np.zeros(inner.num_words, np.uint32)
+    inner.fill_mask(again)
+    assert again.tolist() == start.tolist(), "the matcher is where it was"
 
 
 def test_grammars_need_a_tokenizer() -> None:

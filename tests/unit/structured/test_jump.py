@@ -14,7 +14,7 @@ from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, steps, text
 
 from ramet.core.ids import IntBuffer
 from ramet.core.request import Sequence
-from ramet.structured.habits import Habits
+from ramet.structured.habits import Guess, Habits
 from ramet.structured.jump import JumpForward, Speller
 
 
@@ -117,6 +117,25 @@ def test_a_prompt_may_have_one_token(num_prompt_tokens: int) -> None:
     request_id = one.submit([5] * num_prompt_tokens, seed=1, max_tokens=9, structured_outputs={"regex": "[abe]{3}true"})
     one.run()
     assert text(one.answers[request_id, 0].token_ids)[3:] == "true"
+
+
+def test_what_comes_unasked_teaches_no_cut() -> None:
+    jump, one = drafter({"choice": ["abcd"]})
+    assert bytes(jump.propose(1, 0.01)) == b"a"
+    for char in b"ab":  # for the second one no guess was asked
+        one.accept(char)
+        jump._seq.tokens.append(char)
+        jump.learn(0, [char])
+    assert jump._speller.cuts.guess(b"abcd") == Guess(ord("a"), 1 / 1.2)
+
+
+def test_long_text_is_spelt_a_part_at_a_time() -> None:
+    jump, _ = drafter({"json": {"const": "x" * 20_000}})
+    spelt: list[bytes] = []
+    spell = jump._speller.spell
+    jump._speller.spell = lambda text: spelt.append(text) or spell(text)  # type: ignore[method-assign, func-returns-value]
+    assert bytes(jump.propose(48, 1e-9)) == b'"' + b"x" * 47
+    assert max(map(len, spelt)) <= 512
 
 
 def test_white_space_goes_on_as_it_did() -> None:

@@ -63,7 +63,8 @@ LOOP.append(LOOP)
         {"json": {}, "whitespace_pattern": " " * 257}, {"regex": "a", "whitespace_pattern": " "},
         {"json": {}, "disable_fallback": 1}, {"choice": ["a"], "disable_additional_properties": True},
         {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
-        {"kind": "yaml", "text": "a"}, {"kind": "regex", "text": ""}, {"kind": [], "text": "a"}, "json", 5, [], {3: 4},
+        {"kind": "yaml", "text": "a"}, {"kind": "regex", "text": ""}, {"kind": [], "text": "a"}, "json", 5,
+        {"kind": "json", "text": "{}", "is_closed": []}, {"kind": "json", "text": "{}", "param": [1]}, [], {3: 4},
     ],
 )  # fmt: skip
 def test_what_is_no_constraint_is_refused(written: Any) -> None:
