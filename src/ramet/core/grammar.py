@@ -83,7 +83,7 @@ def _spec_of(value: Mapping[Any, Any]) -> GrammarSpec:
     for name in value:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_KINDS)}"
             raise GrammarError(f"structured_outputs has {shown(name)}; {hint}")
     given = [name for name in _KINDS if value.get(name) is not None]
     if len(given) != 1:

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import TINY_MODELS, write_folder
 
-from ramet.cli import bench_engine, bench_grammar, bench_limits
+from ramet.cli import bench_engine, bench_limits
 from ramet.cli.bench import bench
 from ramet.cli.measure import engine as measured
-from ramet.cli.measure import growth, kernels, report
+from ramet.cli.measure import grammars, growth, kernels, report
 from ramet.cli.measure.books import Books, chat_waste
 from ramet.cli.measure.growth import Curve, exponent
 from ramet.cli.measure.limits import Limits
@@ -178,9 +178,9 @@ def test_numbers_are_shown_with_their_units():
 
 
 def test_constraints_are_timed_both_ways_on_two_vocabularies(model, monkeypatch):
-    small = {name: bench_grammar._CONSTRAINTS[name] for name in ("date and words", "choice of 4")}
-    monkeypatch.setattr(bench_grammar, "_CONSTRAINTS", small | {"schema": {"json": {"type": "integer"}}})
-    monkeypatch.setattr(bench_grammar, "_LARGE_VOCAB", 600)
+    small = {name: grammars._CONSTRAINTS[name] for name in ("date and words", "choice of 4")}
+    monkeypatch.setattr(grammars, "_CONSTRAINTS", small | {"schema": {"json": {"type": "integer"}}})
+    monkeypatch.setattr(grammars, "_LARGE_VOCAB", 600)
     told = json.loads(ran("grammar", model, "--json", "--walks", "2"))
     assert [(one["constraint"], one["by"]) for one in told["costs"]] == 2 * [
         ("date and words", "automaton"), ("date and words", "llguidance"), ("choice of 4", "automaton"),
