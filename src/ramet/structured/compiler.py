@@ -35,6 +35,7 @@ __all__ = ["GrammarCompiler", "TokenTable", "lark_of"]
 _MAX_CACHED = 128
 _MAX_CACHED_BYTES = 128 * 1024 * 1024
 _GUIDE_BYTES = 500  # of what llguidance makes, for each byte of a grammar, at worst
+_GUIDE_REQUESTS = 16  # that one guide serves
 _TRIAL_TOKENS = 8
 _STRIDE = 7919
 
@@ -46,7 +47,7 @@ _LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,  # at 1 to 2 kB each, for each sequence
+    "max_lexer_states": 50_000,  # at 1 to 2 kB each, for all copies of a guide together
     "max_grammar_size": 200_000,
 }
 
@@ -92,6 +93,16 @@ class _InPlace:
 
 
 @dataclass(slots=True)
+class _Guide:
+    """What llguidance made of a constraint. All its copies share one lexer, whose states are added as texts need them and never
+    go: after so many requests it is made anew, or what others have written would in the end fail whoever comes.
+    """
+
+    matcher: llguidance.LLMatcher
+    num_left: int = _GUIDE_REQUESTS
+
+
+@dataclass(slots=True)
 class _Kept:
     """``last_use`` counts uses of all."""
 
@@ -131,7 +142,7 @@ class GrammarCompiler:
 
     def _known(self, spec: GrammarSpec) -> _Compiled | None:
         kept = self._kept.get(spec)
-        if kept is None:
+        if kept is None or (isinstance(kept.compiled, _Guide) and kept.compiled.num_left <= 0):
             return None
         self._num_uses += 1
         kept.last_use = self._num_uses
@@ -161,13 +172,14 @@ class GrammarCompiler:
         if isinstance(compiled, TokenAutomaton):
             return self._automata.matcher(compiled, ending_ids)
         ending = _mask(ending_ids, self._num_words)
-        return GuidanceMatcher(compiled.deep_copy(), self._unending & ~ending, ending)
+        compiled.num_left -= 1
+        return GuidanceMatcher(compiled.matcher.deep_copy(), self._unending & ~ending, ending)
 
     def _compile(self, spec: GrammarSpec) -> _Compiled:
         automaton = self._automata.compile(spec) if spec.kind in ("regex", "choice") else None
         return self._guide(spec) if automaton is None else automaton
 
-    def _guide(self, spec: GrammarSpec) -> llguidance.LLMatcher:
+    def _guide(self, spec: GrammarSpec) -> _Guide:
         grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec, self._specials) + _OPTIONS)
         guide = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         name = _NAMES[spec.kind]
@@ -177,7 +189,7 @@ class GrammarCompiler:
             self._try(GuidanceMatcher(guide.deep_copy(), self._unending, ~self._unending))
         except GrammarError as error:
             raise GrammarError(f"the {name} cannot be used, it fails within its first tokens: {error}") from None
-        return guide
+        return _Guide(guide)
 
     def _try(self, matcher: GuidanceMatcher) -> None:
         """Walk a few tokens, always the same ones. One must be possible at the start, so the empty text alone is no grammar."""
@@ -192,7 +204,7 @@ class GrammarCompiler:
                 return
 
 
-_Compiled: TypeAlias = TokenAutomaton | llguidance.LLMatcher
+_Compiled: TypeAlias = TokenAutomaton | _Guide
 
 
 def _num_bytes(spec: GrammarSpec, compiled: _Compiled) -> int:

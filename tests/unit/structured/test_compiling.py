@@ -177,6 +177,18 @@ def test_what_was_compiled_is_known_at_once_and_the_rest_comes_from_a_thread(com
         compiler.check(bad)
 
 
+def test_what_others_have_written_fails_nobody() -> None:
+    """Of one guide all copies add states to one lexer, which holds 50,000: so none serves for ever."""
+    compiler = GrammarCompiler(TABLE)
+    words = [f"{i:03}" * 100 for i in range(220)]  # no two have an ending in common
+    spec = GrammarSpec.of({"json": {"enum": words}})
+    for word in words:
+        one = compiler.matcher(spec, frozenset({EOS})).result()
+        for char in f'"{word}"'.encode():
+            one.accept(char)
+        assert one.is_finished
+
+
 def test_many_threads_may_ask_at_once(compiler: GrammarCompiler) -> None:
     specs = [GrammarSpec("regex", f"a{{{i % 9 + 1}}}") for i in range(60)]
     with ThreadPoolExecutor(6) as threads:
