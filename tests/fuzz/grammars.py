@@ -156,7 +156,7 @@ class _Grammars:
     def _by_guidance(self, spec: GrammarSpec) -> Matcher | None:
         """llguidance's matcher of the same; None where it refuses the constraint, as it may for its limits."""
         try:
-            return GuidanceMatcher(self._compiler._guide(spec), ~_ENDING, _ENDING)
+            return GuidanceMatcher(self._compiler._guide(spec).matcher, ~_ENDING, _ENDING)
         except GrammarError:
             return None
 

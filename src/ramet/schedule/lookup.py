@@ -14,6 +14,7 @@ from ramet.core.request import Sequence
 __all__ = ["BestGuess", "PromptLookup"]
 
 _NGRAM = 3
+_INDEXED_AT_ONCE = 4_096  # tokens of a long prompt: 2 ms
 _ASKED_EVERY = 16  # tokens: how often the cache is asked while it knows nothing
 _FROM_CACHE = 256  # tokens that are taken from it at once
 _FIRST_TRUST = 0.6
@@ -79,12 +80,13 @@ class PromptLookup:
     def _of_own(self, count: int) -> list[int]:
         """What stood behind the last n-gram when it came before."""
         view = self._seq.tokens.view()
-        tokens = view[max(0, self._num_indexed - _NGRAM) :].tolist()
-        base = len(view) - len(tokens)
-        for place in range(max(self._num_indexed, _NGRAM), len(view)):
+        stop = min(len(view), self._num_indexed + _INDEXED_AT_ONCE)
+        base = max(0, self._num_indexed - _NGRAM)
+        tokens = view[base:stop].tolist()
+        for place in range(max(self._num_indexed, _NGRAM), stop):
             self._places[tuple(tokens[place - _NGRAM - base : place - base])] = place
-        self._num_indexed = len(view)
-        start = self._places.get(tuple(tokens[-_NGRAM:]), len(view))
+        self._num_indexed = stop
+        start = self._places.get(tuple(view[-_NGRAM:].tolist()), len(view))
         return [int(token_id) for token_id in view[start : start + count]]
 
 

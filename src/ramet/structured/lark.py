@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ramet.errors import GrammarError, shown
 from ramet.structured.regex import MAX_COPIES, RegexBudget
-from ramet.structured.schema import checked_schema
+from ramet.structured.schema import MAX_LITERAL, checked_schema
 
 __all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
 
@@ -121,6 +121,8 @@ def _after_json(text: str, place: int) -> int:
 
 def _check(token: _Token, before: str) -> None:
     match token.kind:
+        case "string" if len(token.text) > MAX_LITERAL:
+            raise GrammarError(f"the grammar has a text of {len(token.text):,} characters; at most {MAX_LITERAL:,} are taken")
         case "directive" if token.text not in _DIRECTIVES:
             raise GrammarError(f"the grammar has {shown(token.text)}; {', '.join(sorted(_DIRECTIVES))} and %json are supported")
         case "special" if token.text.startswith("<["):

@@ -18,7 +18,7 @@ from typing import Any
 from ramet.errors import GrammarError, shown
 from ramet.structured.regex import RegexBudget
 
-__all__ = ["WHITESPACE", "checked_schema", "checked_whitespace"]
+__all__ = ["MAX_LITERAL", "WHITESPACE", "checked_schema", "checked_whitespace"]
 
 WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
 """Where JSON may have white space: none, one space, or one line break with its indentation. So it cannot go on for ever."""
@@ -29,6 +29,9 @@ _ESCAPES_WITHOUT_U = 'nrbtf\\"'
 _JSON_SPACE = r"[\x20\t\n\r]"
 _SPACES = re.compile(r"(?:[ \t\n\r]|\\[ tnr]|\\x20|\\s|\[(?:[ \t\n\r]|\\[ tnrs]|\\x20)+\]|\(\?:|[()|*+?]|\{[0-9]*,?[0-9]*\})*")
 """Patterns of nothing but what JSON takes for white space."""
+
+MAX_LITERAL = 16_384
+"""Characters of one literal: forced text is followed to its end, at a state of the compiler's for each two bytes or so."""
 
 _MAX_DEPTH = 60  # of the document, lists and objects; the compiler reads JSON to a depth of 127
 _MAX_VALUES = 10_000
@@ -337,6 +340,10 @@ def _check_value(key: str, value: Any, place: str) -> list[Any]:
         raise GrammarError(f"{place}: required is a list of property names, not {shown(value)}")
     if key == "enum" and not (isinstance(value, list) and value):
         raise GrammarError(f"{place}: enum is a list of values, not {shown(value)}")
+    literals = {"const": [value], "enum": value, "properties": value, "required": value}.get(key, ())
+    longest = max((len(json.dumps(one, ensure_ascii=False)) for one in literals), default=0)
+    if longest > MAX_LITERAL:
+        raise GrammarError(f"{place}: {key} has a text of {longest:,} characters; at most {MAX_LITERAL:,} are taken")
     most = _MOST.get(key)
     if most is not None and isinstance(value, (list, dict)) and len(value) > most:
         raise GrammarError(f"{place}: {key} has {len(value):,} entries; at most {most:,} are taken")

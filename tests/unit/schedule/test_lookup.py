@@ -101,3 +101,12 @@ def test_a_repeated_request_is_answered_from_the_cache_in_fewer_steps(cache: str
         assert steps[1] == steps[0]
     else:
         assert steps[1] < steps[0] / 2
+
+
+def test_a_long_prompt_is_looked_through_bit_by_bit() -> None:
+    seq = sequence([7, 8, 9, 4, *range(100, 9_100), 7, 8, 9])
+    lookup = PromptLookup(seq, 8, nothing)
+    assert lookup.propose(1, 0.01) == [4]
+    seq = sequence([*range(100, 9_100), 7, 8, 9, 4, 7, 8, 9])
+    late = PromptLookup(seq, 8, nothing)
+    assert [late.propose(1, 0.01) for _ in range(4)] == [[], [], [4], [4]]
