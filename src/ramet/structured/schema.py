@@ -340,7 +340,8 @@ def _check_value(key: str, value: Any, place: str) -> list[Any]:
         raise GrammarError(f"{place}: required is a list of property names, not {shown(value)}")
     if key == "enum" and not (isinstance(value, list) and value):
         raise GrammarError(f"{place}: enum is a list of values, not {shown(value)}")
-    literals = {"const": [value], "enum": value, "properties": value, "required": value}.get(key, ())
+    has_literals = key in ("enum", "properties", "required") and isinstance(value, (list, dict))
+    literals = [value] if key == "const" else value if has_literals else ()
     longest = max((len(json.dumps(one, ensure_ascii=False)) for one in literals), default=0)
     if longest > MAX_LITERAL:
         raise GrammarError(f"{place}: {key} has a text of {longest:,} characters; at most {MAX_LITERAL:,} are taken")
