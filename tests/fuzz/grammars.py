@@ -156,7 +156,8 @@ class _Grammars:
     def _by_guidance(self, spec: GrammarSpec) -> Matcher | None:
         """llguidance's matcher of the same; None where it refuses the constraint, as it may for its limits."""
         try:
-            return GuidanceMatcher(self._compiler._guide(spec).matcher, ~_ENDING, _ENDING)
+            guide = self._compiler._guide(spec).matcher
+            return GuidanceMatcher(guide, ~_ENDING, _ENDING, lambda: guide)
         except GrammarError:
             return None
 

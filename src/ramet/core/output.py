@@ -10,13 +10,17 @@ import msgspec
 from ramet.core.ids import Float32, Int32, RequestId, SeqId
 from ramet.core.request import FinishReason
 
-__all__ = ["NO_TOKEN_LEFT", "SequenceUpdate", "StepOutput", "TokenLogprobs"]
+__all__ = ["NOT_HELD", "NO_TOKEN_LEFT", "SequenceUpdate", "StepOutput", "TokenLogprobs"]
 
 NO_TOKEN_LEFT = (
     "no token could be chosen: every token is masked, since what the grammar and allowed_token_ids leave is banned, or nothing; "
     "ask for less at once"
 )
-"""The error of a row that is the request's own fault; it shows only when its answer has come so far."""
+NOT_HELD = "the output could not be held to its grammar"
+"""How the error of a sequence begins whose grammar asks too much of it.
+
+Both are the request's own fault, and show only when its answer has come so far.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,7 +32,8 @@ class CacheLock(Protocol):
 class Matcher(Protocol):
     """Where one sequence stands in its grammar: a function of the grammar and of the tokens it has accepted, and of nothing else.
 
-    Any method may raise; the matcher is of no use from then on, and its sequence ends in ``error``.
+    ``fill_mask`` and ``accept`` may raise, ``GrammarError`` where the grammar is too much for what has come; the matcher is of no
+    use then, until ``rollback`` takes it back to where it was good. To look ahead changes nothing of what comes after.
     """
 
     @property
@@ -66,7 +67,8 @@ class Matcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """What every text that can come from here begins with; empty where there is more than one way on. Changes nothing.
+        """What every text that can come from here begins with; empty where there is more than one way on, or it is not
+        looked for. Changes nothing.
 
         It may stop short of all that is forced, and may be cut inside a character.
         """

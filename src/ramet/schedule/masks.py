@@ -6,9 +6,10 @@ import numpy as np
 
 from ramet.core.batch import NO_MASKS
 from ramet.core.ids import UInt32
+from ramet.core.output import NOT_HELD
 from ramet.core.ports import Matcher
 from ramet.core.request import Sequence
-from ramet.errors import shown
+from ramet.errors import GrammarError, shown
 from ramet.schedule.build import Chunk
 
 __all__ = ["accept_token", "fill_masks"]
@@ -40,31 +41,29 @@ def fill_masks(chunks: list[Chunk]) -> tuple[UInt32, dict[int, str]]:
 def _fill(matcher: Matcher, drafts: tuple[int, ...], words: UInt32) -> tuple[int, str] | None:
     """The masks before and behind each draft, for as long as the output goes on; the matcher stays where it is.
 
-    What goes wrong is told with the row where it did: that mask is empty, as those behind it are. Where only a guess met it, the
-    matcher goes back, for the model may choose otherwise; one that cannot is of no use from the first row on.
+    What goes wrong is told with the row where it did: that mask is empty, as those behind it are. Behind a draft it may not
+    come to that, so the matcher is taken back all the same, and the rows before it are good.
     """
-    row = 0
+    fault = None
+    row = ahead = 0
     try:
         matcher.fill_mask(words[0])
         for row, token_id in enumerate(drafts, start=1):
             matcher.accept(token_id)
+            ahead = row
             if matcher.is_finished:  # the last token of all was guessed: nothing is chosen behind it
                 break
             matcher.fill_mask(words[row])
-        if row:
-            matcher.rollback(row)
-        return None
     except Exception as error:  # whatever it is, it must not reach the batch mates
         words[row:] = 0
-        return (row if _goes_back(matcher, row) else 0), _fault(error)
-
-
-def _goes_back(matcher: Matcher, num_tokens: int) -> bool:
+        fault = row, _fault(error)
     try:
-        matcher.rollback(num_tokens)
-    except Exception:
-        return False
-    return True
+        if row:
+            matcher.rollback(ahead)
+    except Exception as error:
+        words[:] = 0
+        fault = 0, _fault(error)
+    return fault
 
 
 def accept_token(seq: Sequence, token_id: int) -> tuple[bool, str | None]:
@@ -79,4 +78,4 @@ def accept_token(seq: Sequence, token_id: int) -> tuple[bool, str | None]:
 
 
 def _fault(error: Exception) -> str:
-    return f"the output could not be held to its grammar: {shown(str(error), 300)}"
+    return f"{NOT_HELD}: {error}" if isinstance(error, GrammarError) else f"a defect met its grammar: {shown(str(error), 300)}"

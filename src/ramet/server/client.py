@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ramet.core.ids import RequestId, SeqId
-from ramet.core.output import NO_TOKEN_LEFT, SequenceUpdate
+from ramet.core.output import NO_TOKEN_LEFT, NOT_HELD, SequenceUpdate
 from ramet.core.ports import Clock
 from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
@@ -104,7 +104,7 @@ class Generation:
         error = next((answer.error for answer in self.output.outputs if answer.error is not None), None)
         if error is None:
             return None
-        return InvalidRequest(error) if error == NO_TOKEN_LEFT else RequestFailed(error)
+        return InvalidRequest(error) if error.startswith((NO_TOKEN_LEFT, NOT_HELD)) else RequestFailed(error)
 
     async def changed(self) -> None:
         """Wait until the output has changed since the last call; at once where it is finished."""

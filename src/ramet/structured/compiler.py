@@ -131,14 +131,18 @@ class GrammarCompiler:
         self._kept: dict[GrammarSpec, _Kept] = {}
         self._num_uses = 0
 
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether ``check`` and ``matcher`` have an answer at once."""
+        return self._known(spec) is not None
+
     def check(self, spec: GrammarSpec) -> None:
         if self._known(spec) is None:
             self._worker.start(partial(self._compiled, spec)).result()
 
     def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
         if (compiled := self._known(spec)) is not None:
-            return _Made(self._matcher(compiled, stop_ids))
-        return self._worker.start(lambda: self._matcher(self._compiled(spec), stop_ids))
+            return _Made(self._matcher(spec, compiled, stop_ids))
+        return self._worker.start(lambda: self._matcher(spec, self._compiled(spec), stop_ids))
 
     def _known(self, spec: GrammarSpec) -> _Compiled | None:
         kept = self._kept.get(spec)
@@ -167,29 +171,37 @@ class GrammarCompiler:
             del self._kept[spec]
             num_bytes -= sizes[spec]
 
-    def _matcher(self, compiled: _Compiled, stop_ids: frozenset[int]) -> Matcher:
+    def _matcher(self, spec: GrammarSpec, compiled: _Compiled, stop_ids: frozenset[int]) -> Matcher:
         ending_ids = [one for one in stop_ids if one < self._vocab_size]
         if isinstance(compiled, TokenAutomaton):
             return self._automata.matcher(compiled, ending_ids)
         ending = _mask(ending_ids, self._num_words)
         compiled.num_left -= 1
-        return GuidanceMatcher(compiled.matcher.deep_copy(), self._unending & ~ending, ending)
+        return GuidanceMatcher(compiled.matcher, self._unending & ~ending, ending, partial(self._instead_of, compiled, spec))
 
     def _compile(self, spec: GrammarSpec) -> _Compiled:
         automaton = self._automata.compile(spec) if spec.kind in ("regex", "choice") else None
         return self._guide(spec) if automaton is None else automaton
 
     def _guide(self, spec: GrammarSpec) -> _Guide:
-        grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec, self._specials) + _OPTIONS)
-        guide = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        guide = self._new_guide(spec)
         name = _NAMES[spec.kind]
         if guide.is_error():
             raise GrammarError(f"the {name} cannot be used: {reason(guide)}")
         try:
-            self._try(GuidanceMatcher(guide.deep_copy(), self._unending, ~self._unending))
+            self._try(GuidanceMatcher(guide, self._unending, ~self._unending, partial(self._new_guide, spec)))
         except GrammarError as error:
             raise GrammarError(f"the {name} cannot be used, it fails within its first tokens: {error}") from None
         return _Guide(guide)
+
+    def _new_guide(self, spec: GrammarSpec) -> llguidance.LLMatcher:
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec, self._specials) + _OPTIONS)
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+
+    def _instead_of(self, guide: _Guide, spec: GrammarSpec) -> llguidance.LLMatcher:
+        """A guide of one's own, where the limits of a shared one are met: it serves nobody else from now on."""
+        guide.num_left = 0
+        return self._new_guide(spec)
 
     def _try(self, matcher: GuidanceMatcher) -> None:
         """Walk a few tokens, always the same ones. One must be possible at the start, so the empty text alone is no grammar."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ramet.core.ids import UInt32
@@ -20,18 +21,25 @@ _KNOWN = {"NoExtensionBias": "no text can match it", "NoExtension": "no text can
 
 
 class GuidanceMatcher:
-    """``Matcher`` over an ``LLMatcher``, which it owns.
+    """``Matcher`` over a copy of ``guide``, an ``LLMatcher`` at the start.
 
     ``unending`` and ``ending`` are masks: all but the ids that may end an output, and those that end this one.
     llguidance raises nothing for a fault of its own: it keeps an error, and then allows EOS. So its error is asked for each time.
+
+    All copies of a guide share one lexer, which may have so many states and no more. So what one sequence looked ahead, or what
+    many have met, could end another. Where a limit is met the way is walked once more, over a guide of its own from
+    ``make_guide`` and with no looking ahead: what fails then fails of the sequence's own tokens.
     """
 
-    __slots__ = ("_ending", "_guide", "_unending")
+    __slots__ = ("_ending", "_guide", "_is_alone", "_make_guide", "_token_ids", "_unending")
 
-    def __init__(self, guide: LLMatcher, unending: UInt32, ending: UInt32) -> None:
-        self._guide = guide
+    def __init__(self, guide: LLMatcher, unending: UInt32, ending: UInt32, make_guide: Callable[[], LLMatcher]) -> None:
+        self._guide = guide.deep_copy()
         self._unending = unending
         self._ending = ending
+        self._make_guide = make_guide
+        self._is_alone = False
+        self._token_ids: list[int] = []
 
     @property
     def num_words(self) -> int:
@@ -47,6 +55,8 @@ class GuidanceMatcher:
 
     def fill_mask(self, row: UInt32) -> None:
         self._guide.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._must_try_again():
+            self._guide.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._check()
         row &= self._unending
         if self._guide.is_accepting():
@@ -54,24 +64,46 @@ class GuidanceMatcher:
 
     def accept(self, token_id: int) -> None:
         self._guide.consume_token(token_id)
+        if self._must_try_again():
+            self._guide.consume_token(token_id)
         self._check()
+        self._token_ids.append(token_id)
 
     def validate(self, token_ids: list[int]) -> int:
-        count = self._guide.validate_tokens(token_ids)
-        self._check()
-        return count
+        count = 0 if self._is_alone else self._guide.validate_tokens(token_ids)
+        return 0 if self._must_try_again() else count
 
     def forced_bytes(self) -> bytes:
-        forced = self._guide.compute_ff_bytes()
-        self._check()
-        return forced
+        forced = b"" if self._is_alone else self._guide.compute_ff_bytes()
+        return b"" if self._must_try_again() else forced
 
     def rollback(self, num_tokens: int) -> None:
-        self._guide.rollback(num_tokens)
+        kept = len(self._token_ids) - num_tokens
+        if self._guide.is_error():
+            self._walk(self._token_ids[:kept])
+        else:
+            self._guide.rollback(num_tokens)
         self._check()
+        del self._token_ids[kept:]
 
     def fork(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._guide.deep_copy(), self._unending, self._ending)
+        other = GuidanceMatcher(self._guide, self._unending, self._ending, self._make_guide)
+        other._is_alone = self._is_alone
+        other._token_ids = list(self._token_ids)
+        return other
+
+    def _must_try_again(self) -> bool:
+        """Whether a limit was met for the first time; then it stands where it stood, alone."""
+        if self._is_alone or not self._guide.is_error():
+            return False
+        self._is_alone = True
+        self._walk(self._token_ids)
+        return True
+
+    def _walk(self, token_ids: list[int]) -> None:
+        self._guide = self._make_guide()
+        for token_id in token_ids:
+            self._guide.consume_token(token_id)
 
     def _check(self) -> None:
         if self._guide.is_error():

@@ -11,6 +11,7 @@ from support.engines import Bench
 from support.serving import fake_client, fake_engine
 
 from ramet.core.batch import Batch
+from ramet.core.output import NOT_HELD
 from ramet.core.sampling import SamplingParams
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.wire import Command
@@ -158,16 +159,19 @@ def test_b052_a_full_queue_takes_all_prompts_of_a_request_or_none() -> None:
     run(test)
 
 
-def test_t11_a_fault_of_one_row_is_that_requests_alone() -> None:
+@pytest.mark.parametrize(("fault", "error"), [("row broke", RequestFailed), (f"{NOT_HELD}: too much", InvalidRequest)])
+def test_t11_a_fault_of_one_row_is_that_requests_alone(fault: str, error: type[Exception]) -> None:
+    """A fault of the server's, and one of the caller's that shows only now."""
+
     def faults(batch: Batch) -> dict[int, str]:
         bad = [row for row, token in enumerate(batch.token_ids[batch.sample_rows]) if token == 13]
-        return dict.fromkeys(bad, "row broke")
+        return dict.fromkeys(bad, fault)
 
     async def test() -> None:
         async with fake_client(lambda: fake_engine(faults=faults)) as client:
             [bad] = client.submit([prompted(5, 13, max_tokens=4, **LONG)], "bad")
             [good] = client.submit([prompted(5, 6, max_tokens=4, allowed_token_ids=[7, 8], **LONG)], "good")
-            with pytest.raises(RequestFailed, match="row broke"):
+            with pytest.raises(error, match=fault):
                 await bad.finished()
             assert len((await good.finished()).outputs[0].token_ids) == 4
             await idle(client)

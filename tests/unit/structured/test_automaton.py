@@ -66,7 +66,8 @@ def agree(compiler: GrammarCompiler, spec: GrammarSpec, stop_ids: frozenset[int]
     ending = np.zeros(ours.num_words * 32, np.uint8)
     ending[list(stop_ids)] = 1
     ending = np.packbits(ending, bitorder="little").view(np.uint32)
-    theirs = GuidanceMatcher(compiler._guide(spec).matcher, compiler._unending & ~ending, ending)
+    guide = compiler._new_guide(spec)
+    theirs = GuidanceMatcher(guide, compiler._unending & ~ending, ending, lambda: guide)
     for _ in range(12):
         row = mask(ours)
         assert np.array_equal(row, mask(theirs))
