@@ -72,7 +72,7 @@ def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_h12_nothing_is_put_into_a_prompt_that_is_refused(full: Served, path: str, body: dict[str, Any]) -> None:
-    """Neither rendering nor encoding nor the compiling of a grammar, which all go through the one pool."""
+    """Neither rendering nor encoding, which go through the one pool."""
     work: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Translator, "run", lambda self, job: work.append(job))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from starlette.types import Scope
@@ -58,11 +58,12 @@ class Translator:
         self._reasoning_parser = reasoning_parser
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
         self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="long-text")
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
 
     def close(self) -> None:
-        for pool in (self._pool, self._long_pool):
+        for pool in (self._pool, self._long_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -171,8 +172,16 @@ class Translator:
         return sampling
 
     async def check_grammar(self, spec: GrammarSpec, ready: Ready) -> None:
-        """Compile a constraint as the engine will. Raises ``GrammarError``, and ``InvalidRequest`` without a tokenizer."""
-        await self.run(lambda: self._grammars_for(ready).check(spec))
+        """Compile a constraint as the engine will. Raises ``GrammarError``, and ``InvalidRequest`` without a tokenizer.
+
+        A new one may take a second. So they have a thread of their own, one after another, and nobody else waits for them.
+        """
+        if self._grammars is None or not self._grammars.knows(spec):
+            work = partial(self._check_new, spec, ready)
+            await asyncio.get_running_loop().run_in_executor(self._grammar_pool, work)
+
+    def _check_new(self, spec: GrammarSpec, ready: Ready) -> None:
+        self._grammars_for(ready).check(spec)
 
     def _grammars_for(self, ready: Ready) -> GrammarCompiler:
         """Made when first needed: it reads the whole vocabulary."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
+import pytest
 from support.attacks import ENDPOINTS
 from support.http import Called, Served, call
 from support.loop_probe import probe, resident_bytes
+
+from ramet.core.grammar import GrammarSpec
+from ramet.structured.compiler import GrammarCompiler
 
 CHAT, TEXT, RESPONSES, MESSAGES, GENERATE = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
@@ -262,3 +268,27 @@ def test_t15_a_body_of_16_mb_and_a_packed_one(server: Served) -> None:
         assert held_up_nobody(server, endpoint.path, b'{"a": "' + b"x" * 16_000_000 + b'"}').status == 413
         packed = server.call(endpoint.path, b"\x1f\x8b\x08" + b"\x00" * 100, headers={"content-encoding": "gzip"})
         assert packed.status == 415
+
+
+def test_nobody_waits_for_grammars_that_are_new(server: Served) -> None:
+    """They have a thread of their own. A known one is not asked there."""
+    known = {"prompt": "a", "max_tokens": 2, "guided_regex": "[ab]{2}"}
+    server.post("/v1/completions", known)
+    ended, held = Event(), Event()
+    new = {"prompt": "a", "max_tokens": 2, "guided_regex": "[ba]{3}"}
+
+    def check(self: GrammarCompiler, spec: GrammarSpec) -> None:
+        held.set()
+        ended.wait(20)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
+        patch.setattr(GrammarCompiler, "check", check)
+        waiting = [pool.submit(server.post, "/v1/completions", new) for _ in range(3)]
+        try:
+            assert held.wait(20)
+            assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+            assert server.post("/v1/completions", known).status_code == 200
+            assert not any(one.done() for one in waiting)
+        finally:
+            ended.set()
+        assert [one.result().status_code for one in waiting] == [200] * 3
