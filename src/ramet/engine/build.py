@@ -11,12 +11,14 @@ from typing import Any
 from ramet.config import EngineConfig, KVDtype, SchedulerConfig
 from ramet.core.ports import Drafter, Grammars
 from ramet.core.request import Sequence
+from ramet.core.worker import InPlace
 from ramet.engine.admission import Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.engine.worker import WorkerThread
 from ramet.errors import ConfigError
 from ramet.kernels.backend import Backend, KVFormat, PackedWeight
+from ramet.kernels.cpu import default_threads
 from ramet.kernels.registry import make_backend
 from ramet.kv.hashed import HashedCache
 from ramet.kv.manager import KVManager
@@ -98,8 +100,10 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
         eos_ids |= frozenset(text.tokenizer.eos_ids)  # which knows ends that a GGUF file has no key for
     drafters = _drafters(config.scheduler, text.tokenizer, kv)
     grammars = NO_GRAMMARS if text.tokenizer is None else make_grammars(text.tokenizer, eos_ids, spec.vocab_size)
+    # Measured on two cores with two threads of kernels: a third thread costs them more than it takes off their way.
+    layers_worker = WorkerThread("ramet-layers") if default_threads() > backend.threads else InPlace()
     engine = Engine(
-        runner=LocalRunner(decoder, backend, layers, page_size),
+        runner=LocalRunner(decoder, backend, layers, page_size, layers_worker),
         scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv), drafters),
         kv=kv,
         clock=MonotonicClock(),

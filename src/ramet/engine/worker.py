@@ -1,4 +1,4 @@
-"""The thread that compiles grammars."""
+"""A thread for work that others need not wait for: grammars, and layers while masks are made."""
 
 from __future__ import annotations
 

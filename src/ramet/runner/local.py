@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from ramet.core.batch import NO_MASKS, Batch, RowSampling
 from ramet.core.ids import Float32, Int32, UInt32
 from ramet.core.output import StepOutput, TokenLogprobs
+from ramet.core.ports import Pending, Worker
+from ramet.core.worker import InPlace
 from ramet.errors import EngineDead
 from ramet.kernels.backend import Backend, KVLayer
 from ramet.runner.inputs import check_batch
@@ -45,30 +47,28 @@ class Model(Protocol):
 class LocalRunner:
     """``Runner`` over a decoder, a backend and KV memory.
 
-    A batch without grammars is computed in ``launch``: to do it later would gain nothing on one thread. Where there are masks to
-    be made the layers are computed on a thread of the runner's own, so that the caller can make them meanwhile; ``collect`` then
-    chooses. Steps touch the KV memory in the order of their launch either way.
+    Where there are masks to be made ``worker`` computes the layers, on a thread of its own if the kernels leave a core free, so
+    that the caller can make them meanwhile; ``collect`` then chooses. Any other batch is computed in ``launch``: to do it
+    later would gain nothing. Steps touch the KV memory in the order of their launch either way.
     """
 
-    def __init__(self, decoder: Model, backend: Backend, kv_layers: Sequence[KVLayer], page_size: int) -> None:
+    def __init__(
+        self, decoder: Model, backend: Backend, kv_layers: Sequence[KVLayer], page_size: int, worker: Worker | None = None
+    ) -> None:
         self._decoder = decoder
         self._backend = backend
         self._kv_layers = kv_layers
         self._page_size = page_size
         self._num_pages = len(kv_layers[0].keys) // page_size
-        self._launched: deque[tuple[Batch, Future[Float32]]] = deque()
-        self._thread = ThreadPoolExecutor(1, "ramet-layers")
+        self._worker = worker or InPlace()
+        self._launched: deque[tuple[Batch, Pending[Float32]]] = deque()
 
     def launch(self, batch: Batch) -> None:
         """Start a step. Raises ``EngineDead`` where the batch or the computation as a whole is broken."""
         check_batch(batch, self._page_size, self._num_pages)
         is_behind = bool(self._launched) and not self._launched[-1][1].done()
-        if is_behind or batch.sampling.mask_indptr[-1]:
-            hidden = self._thread.submit(self._hidden, batch)
-        else:
-            hidden = Future()
-            hidden.set_result(self._hidden(batch))
-        self._launched.append((batch, hidden))
+        worker = self._worker if is_behind or batch.sampling.mask_indptr[-1] else InPlace()
+        self._launched.append((batch, worker.start(partial(self._hidden, batch))))
 
     def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
         """The oldest launched step's result. Raises ``EngineDead`` where none is launched or its computation is broken."""

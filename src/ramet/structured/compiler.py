@@ -9,10 +9,10 @@ of an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import llguidance
 import numpy as np
@@ -21,6 +21,7 @@ from ramet._native import TokenAutomaton
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.ports import Matcher, Pending, Worker
+from ramet.core.worker import InPlace, Made
 from ramet.errors import GrammarError
 from ramet.structured.automaton import Automata
 from ramet.structured.ebnf import lark_of_ebnf
@@ -69,29 +70,6 @@ class TokenTable:
     vocab_size: int
 
 
-class _Made(Generic[T]):
-    """``Pending`` that is there."""
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def result(self) -> T:
-        return self._value
-
-
-class _InPlace:
-    """``Worker`` that does everything at once, on the caller's thread."""
-
-    def start(self, work: Callable[[], T]) -> _Made[T]:
-        return _Made(work())
-
-
 @dataclass(slots=True)
 class _Guide:
     """What llguidance made of a constraint. All its copies share one lexer, whose states are added as texts need them and never
@@ -127,7 +105,7 @@ class GrammarCompiler:
         self._automata = Automata([b"" if i in no_text else one for i, one in enumerate(vocabulary.tokens)], self._num_words)
         self._specials = vocabulary.specials
         self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
-        self._worker = worker or _InPlace()
+        self._worker = worker or InPlace()
         self._kept: dict[GrammarSpec, _Kept] = {}
         self._num_uses = 0
 
@@ -141,7 +119,7 @@ class GrammarCompiler:
 
     def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> Pending[Matcher]:
         if (compiled := self._known(spec)) is not None:
-            return _Made(self._matcher(spec, compiled, stop_ids))
+            return Made(self._matcher(spec, compiled, stop_ids))
         return self._worker.start(lambda: self._matcher(spec, self._compiled(spec), stop_ids))
 
     def _known(self, spec: GrammarSpec) -> _Compiled | None:

@@ -11,6 +11,7 @@ from tiny_models import TINY_MODELS, write_folder
 
 from ramet.core.batch import PageCopies
 from ramet.core.output import TokenLogprobs
+from ramet.engine.worker import WorkerThread
 from ramet.errors import ConfigError
 from ramet.kernels.registry import make_backend
 from ramet.model.decoder import Decoder
@@ -41,9 +42,9 @@ def new_runner(request, decoder):
     model, backend = decoder
     spec = model.spec
 
-    def make(page_size=4):
+    def make(page_size=4, worker=None):
         layers = unwritten_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, request.param)
-        return LocalRunner(model, backend, layers, page_size)
+        return LocalRunner(model, backend, layers, page_size, worker)
 
     return make
 
@@ -108,10 +109,10 @@ def test_logits_of_the_few_tokens_that_a_mask_leaves_are_those_of_all(new_runner
     batch = msgspec.structs.replace(batch, sampling=msgspec.structs.replace(batch.sampling, mask_indptr=indptr))
     monkeypatch.setattr(local, "_SLAB_ROWS", 16)
     found = []
-    for few in (64, 0):
+    for few, worker in ((64, None), (0, None), (64, WorkerThread("test-layers"))):
         monkeypatch.setattr(local, "_FEW_TOKENS", few)
-        runner = new_runner()
+        runner = new_runner(worker=worker)
         runner.launch(batch)
         output = runner.collect(masks)
         found.append((output.token_ids.tolist(), [one and bits(one) for one in output.logprobs], output.errors))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
