@@ -11,7 +11,7 @@ from ramet.engine.assemble import Usage
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
-from ramet.text.tools.tool import ToolChoice
+from ramet.text.tools.tool import ToolChoice, choice_of
 
 __all__ = [
     "ChatChoice",
@@ -175,19 +175,12 @@ class ChatRequest(OpenAIFields, kw_only=True):
 
     def choice(self) -> ToolChoice:
         """What is said of the use of the tools."""
-        is_parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
-            case None:
-                return ToolChoice(is_parallel=is_parallel)
-            case "none" | "auto" | "required" as mode:
-                return ToolChoice(mode, is_parallel=is_parallel)
             case {"type": "function", "function": {"name": str(name)}}:
-                return ToolChoice("required", name)
-        raise InvalidRequest(
-            'tool_choice is "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, not '
-            f"{shown(self.tool_choice)}",
-            "tool_choice",
-        )
+                named: str | None = name
+            case _:
+                named = None
+        return choice_of(self.tool_choice, named, '{"type": "function", "function": {"name": ...}}', self.parallel_tool_calls)
 
     def sampling_fields(self) -> dict[str, Any]:
         return OpenAIFields.sampling_fields(self) | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}

@@ -15,7 +15,7 @@ from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
 from ramet.server.schemas.sampling import MaxTokens
-from ramet.text.tools.tool import ToolChoice
+from ramet.text.tools.tool import ToolChoice, choice_of
 
 __all__ = [
     "FunctionTool",
@@ -164,18 +164,12 @@ class ResponseRequest(ConstraintFields, kw_only=True):
 
     def choice(self) -> ToolChoice:
         """What is said of their use."""
-        is_parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
-            case None:
-                return ToolChoice(is_parallel=is_parallel)
-            case "none" | "auto" | "required" as mode:
-                return ToolChoice(mode, is_parallel=is_parallel)
             case {"type": "function", "name": str(name)}:
-                return ToolChoice("required", name)
-        raise InvalidRequest(
-            f'tool_choice is "none", "auto", "required" or {{"type": "function", "name": ...}}, not {shown(self.tool_choice)}',
-            "tool_choice",
-        )
+                named: str | None = name
+            case _:
+                named = None
+        return choice_of(self.tool_choice, named, '{"type": "function", "name": ...}', self.parallel_tool_calls)
 
 
 def _constraint(form: TextFormat) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramet.errors import InvalidRequest, shown
 
-__all__ = ["Tool", "ToolChoice", "messages_with_tools", "tools_of"]
+__all__ = ["Tool", "ToolChoice", "choice_of", "messages_with_tools", "tools_of"]
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -33,6 +33,18 @@ class ToolChoice:
     mode: str = "auto"
     name: str | None = None
     is_parallel: bool = True
+
+
+def choice_of(said: object, name: str | None, shape: str, is_parallel: bool | None) -> ToolChoice:
+    """What a request says of the use of its tools: ``name`` is the tool that ``said`` names, if it does, in the dialect's shape.
+
+    Raises ``InvalidRequest``.
+    """
+    if name is not None:
+        return ToolChoice("required", name)
+    if said not in (None, "none", "auto", "required"):
+        raise InvalidRequest(f'tool_choice is "none", "auto", "required" or {shape}, not {shown(said)}', "tool_choice")
+    return ToolChoice("auto" if said is None else str(said), is_parallel=is_parallel is not False)
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
