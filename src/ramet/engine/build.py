@@ -132,8 +132,7 @@ def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None, kv: KVManage
     """Who guesses for a sequence: its grammar, where it has one, and where it is asked for, text that is there."""
     kinds: list[Drafters] = []
     if tokenizer is not None and config.jump_forward == "on":
-        pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
-        speller = Speller(partial(_encode_bytes, tokenizer), pieces)
+        speller = Speller(partial(_encode_bytes, tokenizer), tokenizer.token_bytes)
         kinds.append(lambda seq: None if seq.matcher is None else JumpForward(seq, seq.matcher, speller))
     if config.speculative == "ngram":
         kinds.append(lambda seq: PromptLookup(seq, config.num_speculative_tokens, kv.continuation))

@@ -6,10 +6,10 @@ into tokens in many ways and which of them is written is the model's choice: so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ramet.core.ports import Matcher
-from ramet.core.request import Sequence as TokenSequence
+from ramet.core.request import Sequence
 from ramet.structured.habits import Guess, Habits
 
 __all__ = ["JumpForward", "Speller"]
@@ -30,12 +30,12 @@ class Speller:
     A grammar often makes a model write what it would not have written, and then it cuts it in ways of its own. They are learnt,
     by the text that was still to come when a token was chosen, for all requests together: documents of one schema are cut alike.
     ``usual`` is what mostly comes behind two tokens where nothing is forced.
-    ``encode`` gives the tokens of bytes that may begin or end inside a character; ``pieces[id]`` are a token's bytes.
+    ``encode`` gives the tokens of bytes that may begin or end inside a character; ``token_bytes`` the bytes of a token.
     """
 
-    def __init__(self, encode: Callable[[bytes], list[int]], pieces: Sequence[bytes]) -> None:
+    def __init__(self, encode: Callable[[bytes], list[int]], token_bytes: Callable[[int], bytes]) -> None:
         self._encode = encode
-        self._pieces = pieces
+        self._token_bytes = token_bytes
         self.cuts: Habits[bytes] = Habits(_MAX_PLACES, _DOUBT)
         self.usual: Habits[tuple[int, int]] = Habits(_MAX_PLACES, _OPEN_DOUBT)
 
@@ -49,7 +49,7 @@ class Speller:
                 break
             for one in guesses:
                 spelt.append((one, text))
-                text = text[len(self._pieces[one.token_id]) :]
+                text = text[len(self._token_bytes(one.token_id)) :]
         return spelt
 
 
@@ -60,7 +60,7 @@ class JumpForward:
     ahead over the guesses and comes back.
     """
 
-    def __init__(self, seq: TokenSequence, matcher: Matcher, speller: Speller) -> None:
+    def __init__(self, seq: Sequence, matcher: Matcher, speller: Speller) -> None:
         self._seq = seq
         self._matcher = matcher
         self._speller = speller

@@ -29,7 +29,7 @@ def greedy(chars: bytes) -> list[int]:
 
 
 def jumping(**changes: Any) -> Bench:
-    speller = Speller(greedy, PIECES)
+    speller = Speller(greedy, PIECES.__getitem__)
     return bench(drafters=lambda seq: JumpForward(seq, seq.matcher, speller) if seq.matcher else None, **changes)
 
 
@@ -78,7 +78,7 @@ def sequence(tokens: list[int]) -> Sequence:
 def drafter(constraint: object, so_far: str = "", prompt: tuple[int, ...] = (1, 2)) -> tuple[JumpForward, Any]:
     one = matcher(constraint)
     assert walk(one, so_far)
-    speller = Speller(list, [bytes([b]) for b in range(256)])
+    speller = Speller(list, lambda token_id: bytes([token_id]))
     return JumpForward(sequence([*prompt, *so_far.encode()]), one, speller), one
 
 
@@ -103,7 +103,7 @@ def test_the_last_token_of_all_is_proposed_and_no_end() -> None:
 
 def test_a_model_that_cuts_a_text_its_own_way_is_followed() -> None:
     pieces = [b"a", b"b", b"ab", b"abc", b"c"]
-    speller = Speller(lambda chars: [3] if chars == b"abc" else [0], pieces)
+    speller = Speller(lambda chars: [3] if chars == b"abc" else [0], pieces.__getitem__)
     assert [guess.token_id for guess, _ in speller.spell(b"abc")] == [3]
     speller.cuts.learn(b"abc", 2)
     speller.cuts.learn(b"c", 4)
