@@ -34,9 +34,7 @@ class PromptLookup:
         self._seq = seq
         self._most = most
         self._continuation = continuation
-        self._places: dict[
-            tuple[int, ...], int
-        ] = {}  # where the token behind each n-gram stands, the last one of those there are
+        self._places: dict[tuple[int, ...], int] = {}  # where the token behind each n-gram stands, of several the last
         self._num_indexed = 0
         self._ahead: list[int] = []  # what the cache had behind the first ``_asked_at`` tokens
         self._asked_at = len(seq.tokens) - _ASKED_EVERY
