@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat
+from ramet.model.gguf_bits import Bytes, Codes, bits, halves, runs, scaled, signed
+from ramet.model.gguf_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 from ramet.model.grouped import Grouped
 
 __all__ = ["BLOCK_TYPES", "FLOAT_TYPES", "BlockType", "FloatType", "type_name"]
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Codes: TypeAlias = npt.NDArray[np.integer[Any]]
 
 # fmt: off
 _NAMES = (
@@ -65,61 +63,61 @@ def type_name(code: int) -> str:
 
 
 def _q4_0(blocks: Bytes) -> Grouped:
-    return Grouped(_signed(_runs(_bits(blocks[..., 2:], 4), 32), 8), _halves(blocks, 0), None, 8)
+    return Grouped(signed(runs(bits(blocks[..., 2:], 4), 32), 8), halves(blocks, 0), None, 8)
 
 
 def _q4_1(blocks: Bytes) -> Grouped:
-    return Grouped(_runs(_bits(blocks[..., 4:], 4), 32), _halves(blocks, 0), _halves(blocks, 2), 15)
+    return Grouped(runs(bits(blocks[..., 4:], 4), 32), halves(blocks, 0), halves(blocks, 2), 15)
 
 
 def _q5_0(blocks: Bytes) -> Grouped:
-    return Grouped(_signed(_runs(_five_bits(blocks[..., 2:]), 32), 16), _halves(blocks, 0), None, 16)
+    return Grouped(signed(runs(_five_bits(blocks[..., 2:]), 32), 16), halves(blocks, 0), None, 16)
 
 
 def _q5_1(blocks: Bytes) -> Grouped:
-    return Grouped(_runs(_five_bits(blocks[..., 4:]), 32), _halves(blocks, 0), _halves(blocks, 2), 31)
+    return Grouped(runs(_five_bits(blocks[..., 4:]), 32), halves(blocks, 0), halves(blocks, 2), 31)
 
 
 def _q8_0(blocks: Bytes) -> Grouped:
-    return Grouped(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _halves(blocks, 0), None, 128)
+    return Grouped(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), halves(blocks, 0), None, 128)
 
 
 def _q2_k(blocks: Bytes) -> Grouped:
     pairs = blocks[..., :16]
-    scales, mins = _scaled(_halves(blocks, 80), pairs & 15), _scaled(_halves(blocks, 82), pairs >> 4)
-    return Grouped(_runs(_bits(blocks[..., 16:80], 2, parts=2), 16), scales, -mins, 3)
+    scales, mins = scaled(halves(blocks, 80), pairs & 15), scaled(halves(blocks, 82), pairs >> 4)
+    return Grouped(runs(bits(blocks[..., 16:80], 2, parts=2), 16), scales, -mins, 3)
 
 
 def _q3_k(blocks: Bytes) -> Grouped:
-    codes = _bits(blocks[..., 32:96], 2, parts=2) | _bits(blocks[..., :32], 1) << 2
-    scales = _bits(blocks[..., 96:104], 4) | _bits(blocks[..., 104:108], 2) << 4
-    return Grouped(_signed(_runs(codes, 16), 4), _scaled(_halves(blocks, 108), _signed(scales, 32)), None, 4)
+    codes = bits(blocks[..., 32:96], 2, parts=2) | bits(blocks[..., :32], 1) << 2
+    scales = bits(blocks[..., 96:104], 4) | bits(blocks[..., 104:108], 2) << 4
+    return Grouped(signed(runs(codes, 16), 4), scaled(halves(blocks, 108), signed(scales, 32)), None, 4)
 
 
 def _q4_k(blocks: Bytes) -> Grouped:
-    return Grouped(_runs(_bits(blocks[..., 16:], 4, parts=4), 32), *_six_bit_pairs(blocks), 15)
+    return Grouped(runs(bits(blocks[..., 16:], 4, parts=4), 32), *_six_bit_pairs(blocks), 15)
 
 
 def _q5_k(blocks: Bytes) -> Grouped:
-    codes = _bits(blocks[..., 48:], 4, parts=4) | _bits(blocks[..., 16:48], 1) << 4
-    return Grouped(_runs(codes, 32), *_six_bit_pairs(blocks), 31)
+    codes = bits(blocks[..., 48:], 4, parts=4) | bits(blocks[..., 16:48], 1) << 4
+    return Grouped(runs(codes, 32), *_six_bit_pairs(blocks), 31)
 
 
 def _q6_k(blocks: Bytes) -> Grouped:
-    codes = _bits(blocks[..., :128], 4, parts=2) | _bits(blocks[..., 128:192], 2, parts=2) << 4
+    codes = bits(blocks[..., :128], 4, parts=2) | bits(blocks[..., 128:192], 2, parts=2) << 4
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return Grouped(_signed(_runs(codes, 16), 32), _scaled(_halves(blocks, 208), scales), None, 32)
+    return Grouped(signed(runs(codes, 16), 32), scaled(halves(blocks, 208), scales), None, 32)
 
 
 def _iq4_nl(blocks: Bytes) -> Grouped:
-    return Grouped(_NONLINEAR[_runs(_bits(blocks[..., 2:], 4), 32)], _halves(blocks, 0), None, 127)
+    return Grouped(_NONLINEAR[runs(bits(blocks[..., 2:], 4), 32)], halves(blocks, 0), None, 127)
 
 
 def _iq4_xs(blocks: Bytes) -> Grouped:
-    high = _bits(blocks[..., 2:4], 2, parts=2)  # of each byte the lowest bits first
-    scales = _signed(_bits(blocks[..., 4:8], 4, parts=4) | high << 4, 32)
-    codes = _NONLINEAR[_runs(_bits(blocks[..., 8:], 4, parts=8), 32)]
-    return Grouped(codes, _scaled(_halves(blocks, 0), scales), None, 127)
+    high = bits(blocks[..., 2:4], 2, parts=2)  # of each byte the lowest bits first
+    scales = signed(bits(blocks[..., 4:8], 4, parts=4) | high << 4, 32)
+    codes = _NONLINEAR[runs(bits(blocks[..., 8:], 4, parts=8), 32)]
+    return Grouped(codes, scaled(halves(blocks, 0), scales), None, 127)
 
 
 def _tq1_0(blocks: Bytes) -> Grouped:
@@ -128,17 +126,17 @@ def _tq1_0(blocks: Bytes) -> Grouped:
     parts = (blocks[..., None, :32] * powers, blocks[..., None, 32:48] * powers, blocks[..., None, 48:52] * powers[:4])
     rest = np.concatenate([part.reshape(*blocks.shape[:2], -1) for part in parts], axis=2)
     digits = (rest.astype(np.uint16) * np.uint16(3) >> 8).astype(np.uint8)
-    return Grouped(_signed(digits, 1), _halves(blocks, 52), None, 1)
+    return Grouped(signed(digits, 1), halves(blocks, 52), None, 1)
 
 
 def _tq2_0(blocks: Bytes) -> Grouped:
-    return Grouped(_signed(_bits(blocks[..., :64], 2, parts=2), 1), _halves(blocks, 64), None, 2)
+    return Grouped(signed(bits(blocks[..., :64], 2, parts=2), 1), halves(blocks, 64), None, 2)
 
 
 def _mxfp4(blocks: Bytes) -> Grouped:
     """The scale is a power of two: 2**(e - 127), halved because codes are doubled."""
     scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
-    return Grouped(_E2M1[_runs(_bits(blocks[..., 1:], 4), 32)], scales, None, 12)
+    return Grouped(_E2M1[runs(bits(blocks[..., 1:], 4), 32)], scales, None, 12)
 
 
 def _nvfp4(blocks: Bytes) -> Grouped:
@@ -147,30 +145,12 @@ def _nvfp4(blocks: Bytes) -> Grouped:
     exponents, fractions = stored >> 3 & 15, (stored & 7).astype(np.float32)
     scales = np.ldexp(np.where(exponents > 0, fractions + np.float32(8), fractions), np.maximum(exponents, 1) - 11)
     scales[stored == 127] = 0
-    return Grouped(_E2M1[_runs(_bits(blocks[..., 4:], 4, parts=4), 16)], scales.reshape(len(scales), -1), None, 12)
-
-
-def _halves(blocks: Bytes, at: int) -> Float32:
-    """float32[n, B]: the float16 at byte ``at`` of each block."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0].astype(np.float32)
-
-
-def _scaled(factors: Float32, multipliers: Codes) -> Float32:
-    """float32[n, B * s]: each block's s multipliers times its factor."""
-    with np.errstate(invalid="ignore"):  # infinity times 0: found, as all that is not finite, by Grouped
-        return (factors[..., None] * multipliers.astype(np.float32)).reshape(len(factors), -1)
-
-
-def _bits(packed: Bytes, width: int, parts: int = 1) -> Codes:
-    """uint8[n, B, m * 8 / width] of uint8[n, B, m]: in each part the lowest bits of all its bytes, then the next ones."""
-    cut = packed.reshape(*packed.shape[:2], parts, 1, -1)
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    return (cut >> shifts & np.uint8((1 << width) - 1)).reshape(*packed.shape[:2], -1)
+    return Grouped(_E2M1[runs(bits(blocks[..., 4:], 4, parts=4), 16)], scales.reshape(len(scales), -1), None, 12)
 
 
 def _five_bits(packed: Bytes) -> Codes:
     """uint8[n, B, 32]: 32 highest bits in 4 bytes, the lower four in 16."""
-    return _bits(packed[..., 4:], 4) | np.unpackbits(packed[..., :4], axis=2, bitorder="little") << 4
+    return bits(packed[..., 4:], 4) | np.unpackbits(packed[..., :4], axis=2, bitorder="little") << 4
 
 
 def _six_bit_pairs(blocks: Bytes) -> tuple[Float32, Float32]:
@@ -178,16 +158,7 @@ def _six_bit_pairs(blocks: Bytes) -> tuple[Float32, Float32]:
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=2)
     mins = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=2)
-    return _scaled(_halves(blocks, 0), scales), -_scaled(_halves(blocks, 2), mins)
-
-
-def _runs(codes: Codes, width: int) -> Codes:
-    """uint8[n, runs, width] of uint8[n, B, values]."""
-    return codes.reshape(len(codes), -1, width)
-
-
-def _signed(codes: Codes, zero: int) -> npt.NDArray[np.int8]:
-    return codes.view(np.int8) - np.int8(zero)
+    return scaled(halves(blocks, 0), scales), -scaled(halves(blocks, 2), mins)
 
 
 FLOAT_TYPES: Mapping[int, FloatType] = {
@@ -206,8 +177,15 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     12: BlockType("Q4_K", "q4", 256, 144, _q4_k),
     13: BlockType("Q5_K", "q8", 256, 176, _q5_k),
     14: BlockType("Q6_K", "q8", 256, 210, _q6_k),
+    16: BlockType("IQ2_XXS", "q8", 256, 66, iq2_xxs),
+    17: BlockType("IQ2_XS", "q8", 256, 74, iq2_xs),
+    18: BlockType("IQ3_XXS", "q8", 256, 98, iq3_xxs),
+    19: BlockType("IQ1_S", "q4", 256, 50, iq1_s),
     20: BlockType("IQ4_NL", "q8", 32, 18, _iq4_nl),
+    21: BlockType("IQ3_S", "q8", 256, 110, iq3_s),
+    22: BlockType("IQ2_S", "q8", 256, 82, iq2_s),
     23: BlockType("IQ4_XS", "q8", 256, 136, _iq4_xs),
+    29: BlockType("IQ1_M", "q8", 256, 56, iq1_m),
     34: BlockType("TQ1_0", "q4", 256, 54, _tq1_0),
     35: BlockType("TQ2_0", "q4", 256, 66, _tq2_0),
     39: BlockType("MXFP4", "q8", 32, 17, _mxfp4),

@@ -191,7 +191,7 @@ HOSTILE = {
     "offset not aligned": (build(entries=[entry(offset=8)], data=bytes(512)), "no multiple of the alignment 32"),
     "overlap": (build(entries=[entry("a"), entry("b", offset=32)], data=bytes(512)), "'b' at 32 overlaps"),
     "same tensor twice": (build(entries=[entry("a"), entry("a", offset=256)], data=bytes(512)), "'a' is there twice"),
-    "unsupported type": (build(entries=[entry(code=16, dims=(256, 1))]), "'t' is of type IQ2_XXS"),
+    "unsupported type": (build(entries=[entry(code=15, dims=(256, 1))]), "'t' is of type Q8_K"),
     "unknown type": (build(entries=[entry(code=2**32 - 1)]), "'t' is of type number 4294967295"),
     "B166 truncated data": (build(data=bytes(255)), "ends at byte 256 of 255"),
     "no data": (build(data=b""), "ends at byte 256 of 0"),
