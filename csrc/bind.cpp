@@ -3,6 +3,7 @@
 #include "bind.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -37,16 +38,24 @@ struct FormatInfo {
   nb::dlpack::dtype dtype;
 };
 
+const FormatInfo kFormats[] = {
+    {"f32", Format::f32, nb::dtype<float>()},      {"f16", Format::f16, {2, 16, 1}},
+    {"bf16", Format::bf16, nb::dtype<uint16_t>()}, {"q8", Format::q8, nb::dtype<int8_t>()},
+    {"q4", Format::q4, nb::dtype<uint8_t>()},
+};
+
 const FormatInfo& find_format(const std::string& name) {
-  static const FormatInfo known[] = {
-      {"f32", Format::f32, nb::dtype<float>()},      {"f16", Format::f16, {2, 16, 1}},
-      {"bf16", Format::bf16, nb::dtype<uint16_t>()}, {"q8", Format::q8, nb::dtype<int8_t>()},
-      {"q4", Format::q4, nb::dtype<uint8_t>()},
-  };
-  for (const FormatInfo& info : known) {
+  for (const FormatInfo& info : kFormats) {
     if (name == info.name) return info;
   }
   throw std::invalid_argument("unknown weight format " + name);
+}
+
+const char* format_name(Format format) {
+  for (const FormatInfo& info : kFormats) {
+    if (format == info.format) return info.name;
+  }
+  return "";
 }
 
 const uint16_t* group_values(const std::optional<Loaded>& values, bool wanted, const Part& part,
@@ -75,18 +84,42 @@ Part to_part(const nb::tuple& loaded) {
   return part;  // points into arrays that the caller's tuple keeps
 }
 
-// Each part is asked for when the one before is laid out, so that no more than two are there at once.
-PackedWeight pack(Kernels& self, const nb::iterable& loaded) {
+// Each part is asked for when the one before is laid out, so that few are there at once.
+PackedWeight pack(Kernels& self, const nb::iterable& loaded, int64_t rows) {
   PackedWeight packed;
   for (const nb::handle one : loaded) {
     const Part part = to_part(nb::cast<nb::tuple>(one));
     require(packed.parts.empty() || part.k == packed.k, "matrices that are packed together have one K");
     const nb::gil_scoped_release release;
     const Kernels::Turn turn(self);
-    self.pack(part, packed);
+    self.pack(part, packed, rows);
   }
   require(!packed.parts.empty(), "pack needs at least one matrix");
   return packed;
+}
+
+// A weight of such pieces, (format, n), whose bytes are still to be written.
+PackedWeight room_for(Kernels& self, const std::vector<std::pair<std::string, int64_t>>& pieces, int64_t k) {
+  constexpr int64_t kMost = int64_t{1} << 30;  // so that no product of sizes overflows
+  PackedWeight packed;
+  require(!pieces.empty() && k > 0 && k < kMost, "a weight has at least one piece and one column");
+  for (const auto& [name, n] : pieces) {
+    const Format format = find_format(name).format;
+    require(n > 0 && n < kMost, "a piece has at least one row");
+    require(!is_quantized(format) || k % kGroup == 0, "K of a quantised matrix is a multiple of 32");
+    self.extend(format, n, k, packed);
+  }
+  return packed;
+}
+
+// The bytes of each piece, to be read and, where `room_for` made it, written.
+nb::list pieces(const nb::object& weight) {
+  nb::list found;
+  for (const PackedWeight::Stacked& part : nb::cast<const PackedWeight&>(weight).parts) {
+    const nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes(part.bytes.get(), {part.num_bytes()}, weight);
+    found.append(nb::make_tuple(format_name(part.matrix.format), part.matrix.n, bytes));
+  }
+  return found;
 }
 
 }  // namespace
@@ -316,6 +349,8 @@ NB_MODULE(_native, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.n, w.k); })
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.num_bytes; });
+  m.def("pieces", &pieces);
+  m.attr("packing_version") = kPackingVersion;
   nb::class_<Plan>(m, "Plan").def("__init__", &make_plan).def_prop_ro("num_tasks", [](const Plan& plan) {
     return plan.tasks.size();
   });
@@ -323,7 +358,8 @@ NB_MODULE(_native, m) {
   kernels.def("__init__", &make_kernels)
       .def_prop_ro("isa", [](const Kernels& k) { return k.ops().name; })
       .def_prop_ro("threads", &Kernels::num_threads)
-      .def("pack", &pack)
+      .def("pack", &pack, nb::arg(), nb::arg() = 0)
+      .def("room_for", &room_for)
       .def("embed", &embed)
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg(), nb::arg().noconvert().none(),
            nb::arg().noconvert())

@@ -80,21 +80,33 @@ void pack_panel(const Part& part, int64_t panel, uint8_t* dst) {
 
 }  // namespace
 
-void Kernels::pack(const Part& part, PackedWeight& to) {
-  Matrix m{part.format, part.n, part.k, panel_bytes(part.format, part.k), nullptr};
-  const size_t num_bytes = static_cast<size_t>(m.num_panels()) * m.panel_bytes;
-  Bytes bytes = allocate(num_bytes);
-  m.data = bytes.get();
-  pool_.run(m.num_panels(), 8, [&](int64_t begin, int64_t end, int) {
+void Kernels::extend(Format format, int64_t n, int64_t k, PackedWeight& to, int64_t rows) {
+  if (to.parts.empty() || !to.parts.back().takes(format, n)) {
+    Matrix m{format, 0, k, panel_bytes(format, k), nullptr};
+    const int64_t capacity = (std::max(n, rows - to.n) + kPanel - 1) / kPanel;
+    Bytes bytes = allocate(static_cast<size_t>(capacity) * m.panel_bytes);
+    m.data = bytes.get();
+    to.parts.push_back({m, std::move(bytes), to.n, to.num_panels, capacity});
+    to.reads[static_cast<size_t>(ops_.input_of(format))] = true;
+  }
+  PackedWeight::Stacked& part = to.parts.back();
+  const size_t before = part.num_bytes();
+  part.matrix.n += n;
+  to.n += n;
+  to.k = k;
+  to.num_panels = part.first_panel + part.matrix.num_panels();
+  to.num_bytes += part.num_bytes() - before;
+}
+
+void Kernels::pack(const Part& part, PackedWeight& to, int64_t rows) {
+  extend(part.format, part.n, part.k, to, rows);
+  const PackedWeight::Stacked& where = to.parts.back();
+  const int64_t num = (part.n + kPanel - 1) / kPanel, first = where.matrix.num_panels() - num;
+  uint8_t* panels = where.bytes.get() + static_cast<size_t>(first) * where.matrix.panel_bytes;
+  pool_.run(num, 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i)
-      pack_panel(part, i, bytes.get() + static_cast<size_t>(i) * m.panel_bytes);
+      pack_panel(part, i, panels + static_cast<size_t>(i) * where.matrix.panel_bytes);
   });
-  to.parts.push_back({m, std::move(bytes), to.n, to.num_panels});
-  to.n += part.n;
-  to.k = part.k;
-  to.num_panels += m.num_panels();
-  to.num_bytes += num_bytes;
-  to.reads[static_cast<size_t>(ops_.input_of(part.format))] = true;
 }
 
 void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y) {

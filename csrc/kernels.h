@@ -20,12 +20,24 @@ struct Part {
   const uint16_t *scales, *mins;
 };
 
+// How the bytes of panels come of matrices (`pack`, and the table in ops.h). Whoever changes one of them
+// makes this another number: files of packed weights are known by it.
+constexpr int kPackingVersion = 1;
+
 // Matrices of one K stacked along N, each in panels.
 struct PackedWeight {
   struct Stacked {
     Matrix matrix;
     Bytes bytes;
     int64_t first_output, first_panel;
+    int64_t capacity;  // panels that the bytes have room for
+
+    size_t num_bytes() const { return static_cast<size_t>(matrix.num_panels()) * matrix.panel_bytes; }
+    // Whether more rows of this format may follow in the same memory.
+    bool takes(Format format, int64_t rows) const {
+      return matrix.format == format && matrix.n % kPanel == 0 &&
+             (matrix.n + rows + kPanel - 1) / kPanel <= capacity;
+    }
   };
   PackedWeight() = default;
   PackedWeight(PackedWeight&&) = default;
@@ -127,8 +139,11 @@ public:
   const Ops& ops() const { return ops_; }
   int num_threads() const { return pool_.num_threads(); }
 
-  // Lays a matrix out below those that `to` has already; its K is theirs.
-  void pack(const Part& part, PackedWeight& to);
+  // Lays a matrix out below those that `to` has already; its K is theirs. What will have `rows` in all, of
+  // one format, is one piece of memory, whatever the parts.
+  void pack(const Part& part, PackedWeight& to, int64_t rows = 0);
+  // Room below what `to` has for n rows, whose bytes the caller fills in.
+  void extend(Format format, int64_t n, int64_t k, PackedWeight& to, int64_t rows = 0);
   // Rows of the matrix, times a number.
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.

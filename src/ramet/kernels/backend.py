@@ -160,11 +160,12 @@ class Backend(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
+    def pack(self, parts: Iterable[Weight], num_outputs: int = 0) -> PackedWeight:
         """Stack matrices of equal K along N (q, k and v; gate and up) and lay them out for ``linear`` and ``embed``.
 
-        Parts may differ in format; each is asked for when the one before is laid out. Raises ``ValueError`` where K differs or a
-        quantised K is no multiple of 32.
+        Parts may differ in format; each is asked for when the one before is laid out. ``num_outputs``, that of all together where
+        it is known, makes many parts one piece of memory. Raises ``ValueError`` where K differs or a quantised K is no multiple
+        of 32.
         """
         ...
 

@@ -61,8 +61,8 @@ class CpuBackend:
     def threads(self) -> int:
         return self._kernels.threads
 
-    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
-        return self._kernels.pack((p.format, p.data, p.scales, p.mins) for p in parts)
+    def pack(self, parts: Iterable[Weight], num_outputs: int = 0) -> PackedWeight:
+        return self._kernels.pack(((p.format, p.data, p.scales, p.mins) for p in parts), num_outputs)
 
     def compile(self, program: Program) -> CpuProgram:
         return CpuProgram(self._kernels, program)

@@ -118,7 +118,7 @@ class ReferenceBackend:
     isa = "numpy"
     threads = 1
 
-    def pack(self, parts: Iterable[Weight]) -> PackedWeight:
+    def pack(self, parts: Iterable[Weight], num_outputs: int = 0) -> PackedWeight:
         found = tuple(parts)
         check_parts(found)
         return _ReferenceWeight(found)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ramet.core.batch import Batch
 from ramet.core.ids import Float32, Int32, UInt32
-from ramet.kernels.backend import Backend, KVLayer, PackedWeight, Weight
+from ramet.kernels.backend import Backend, KVLayer, PackedWeight
 from ramet.kernels.program import (
     AS_IT_IS,
     Add,
@@ -41,12 +41,12 @@ from ramet.kernels.program import (
     TakeRows,
     TokenFeed,
 )
+from ramet.model.packing import NO_STORE, Packer, WeightStore
 from ramet.model.rope import RopeTable
 from ramet.model.spec import Activation, Checkpoint, Experts, LayerSpec, ModelSpec, Progress, Tensors, silent
 
 __all__ = ["Decoder"]
 
-_SLAB_VALUES, _SLAB_ROWS = 1 << 25, 64  # values packed at a time, and rows that backends pack without a rest
 _GATES: Mapping[Activation, SiluMul | GeluMul] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
 
 
@@ -108,22 +108,26 @@ class Decoder:
     """A model's weights on one backend. Stateless between calls but for the table of rotary angles.
 
     ``products`` are the weights of a step's matrix products, in order: ``layers.0.qkv`` and so on, ``head`` last. Weights are
-    packed one at a time; the checkpoint's own arrays are not kept.
+    had from ``store``, or packed (packing.py); the checkpoint's own arrays are not kept.
     """
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, progress: Progress = silent) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, backend: Backend, progress: Progress = silent, store: WeightStore = NO_STORE
+    ) -> None:
         spec, tensors = checkpoint.spec, checkpoint.tensors
         self.spec: ModelSpec = spec
         self._backend = backend
         self._rope = RopeTable(layer.rope for layer in spec.layers)
         layers: list[_Layer] = []
-        for i in range(spec.num_layers):
-            layers.append(_pack_layer(i, spec, tensors, backend))
-            progress("packing weights", i + 1, spec.num_layers + 1)
+        with Packer(tensors, backend, store) as packer:
+            for i in range(spec.num_layers):
+                progress("packing weights", i, spec.num_layers + 1)
+                layers.append(_pack_layer(i, spec, tensors, packer))
+            progress("packing weights", spec.num_layers, spec.num_layers + 1)
+            embed = packer.pack("embed")
+            head = embed if spec.tie_embeddings else packer.pack("head")
+            progress("packing weights", spec.num_layers + 1, spec.num_layers + 1)
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
-        embed = backend.pack(_slabs(tensors, "embed"))
-        head = embed if spec.tie_embeddings else backend.pack(_slabs(tensors, "head"))
-        progress("packing weights", spec.num_layers + 1, spec.num_layers + 1)
         self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
         self._logits = backend.compile(_logits(spec, final_norm, head))
         self._embed_nbytes = 0 if embed is head else embed.nbytes  # what is looked up alone
@@ -220,15 +224,7 @@ def _logits(spec: ModelSpec, final_norm: RmsNorm, head: PackedWeight) -> Program
     return Program((Load(hidden), Project(hidden, final_norm, head, None, logits), *caps), logits)
 
 
-def _slabs(tensors: Tensors, name: str) -> Iterator[Weight]:
-    """A matrix in runs of rows, so that no more of it than one is unpacked at a time."""
-    num_rows, num_inputs = tensors.shape(name)
-    step = max(_SLAB_ROWS, _SLAB_VALUES // num_inputs // _SLAB_ROWS * _SLAB_ROWS)
-    for first in range(0, num_rows, step):
-        yield tensors.matrix(name, rows=slice(first, first + step))
-
-
-def _pack_layer(i: int, spec: ModelSpec, tensors: Tensors, backend: Backend) -> _Layer:
+def _pack_layer(i: int, spec: ModelSpec, tensors: Tensors, packer: Packer) -> _Layer:
     prefix = f"layers.{i}."
 
     def vector(name: str) -> Float32:
@@ -243,7 +239,7 @@ def _pack_layer(i: int, spec: ModelSpec, tensors: Tensors, backend: Backend) -> 
         return AS_IT_IS if spec.residual_scale == 1.0 else Scale(spec.residual_scale)
 
     def pack(*names: str) -> PackedWeight:
-        return backend.pack(slab for name in names for slab in _slabs(tensors, prefix + name))
+        return packer.pack(*(prefix + name for name in names))
 
     def mlp() -> _Mlp | _Mixture:
         if spec.experts is None:

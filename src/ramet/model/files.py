@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from ramet.errors import ModelError, shown
 
-__all__ = ["Fields", "few", "map_file", "parse_json", "plain", "read_json", "read_text", "size_of"]
+__all__ = ["Fields", "few", "map_file", "parse_json", "plain", "read_json", "read_text", "release_pages", "size_of"]
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_INT = 2**31 - 1
@@ -51,6 +52,19 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
         return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
+
+
+def release_pages(arrays: Iterable[npt.NDArray[np.generic]]) -> None:
+    """Let go of the memory of all mapped files that these arrays are views of; their pages are read again when asked for."""
+    for one in {id(found): found for found in map(_mapping, arrays) if found is not None}.values():
+        one.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(array: npt.NDArray[np.generic]) -> mmap.mmap | None:
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def read_text(path: Path) -> str:

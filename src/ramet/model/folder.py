@@ -13,7 +13,7 @@ from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields, few, read_json, read_text, size_of
+from ramet.model.files import Fields, few, read_json, read_text, release_pages, size_of
 from ramet.model.grouped import CodedMatrix
 from ramet.model.hf_config import read_spec
 from ramet.model.quant_config import Stored, unpacked
@@ -106,6 +106,9 @@ class _FolderTensors:
 
     def formats(self) -> frozenset[WeightFormat]:
         return self._formats
+
+    def release(self) -> None:
+        release_pages(t.data for t in self._raw.values())
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self._label.encode())

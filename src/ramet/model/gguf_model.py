@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import GGUF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields
+from ramet.model.files import Fields, release_pages
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_config import ROPE_TENSORS, dense_vector, read_gguf_spec
 from ramet.model.gguf_split import join_parts
@@ -72,6 +72,9 @@ class _GGUFTensors:
 
     def formats(self) -> frozenset[WeightFormat]:
         return frozenset(t.type.format for _, t in self._tensors.values() if len(t.shape) > 1)
+
+    def release(self) -> None:
+        release_pages(tensor.blocks for _, tensor in self._tensors.values())
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()

@@ -44,7 +44,7 @@ __all__ = [
 
 Float16: TypeAlias = npt.NDArray[np.float16]
 
-_CHUNK_VALUES = 1 << 20  # values worked on at a time: 4 MiB of float32
+_CHUNK_VALUES = 1 << 18  # values worked on at a time: 1 MiB of float32, which stays in a cache
 _FLOATS: Mapping[str, FloatFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _FLOAT_TYPES: Mapping[FloatFormat, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _NOT_INT4 = frozenset({"embed", "head"})
@@ -164,6 +164,9 @@ class _Converted:
 
     def formats(self) -> frozenset[WeightFormat]:
         return self._formats
+
+    def release(self) -> None:
+        self._tensors.release()
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._tensors.fingerprint()} {self._label}".encode()).hexdigest()
