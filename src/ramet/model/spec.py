@@ -5,8 +5,9 @@ Loaders turn files into a ``Checkpoint``; ``Decoder`` and the text layer read no
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
@@ -192,5 +193,10 @@ class Checkpoint:
         return "+".join(sorted(_DTYPES[f] for f in self.tensors.formats()))
 
     def fingerprint(self) -> str:
-        """Identity of the weights, for namespaces that outlive the process."""
-        return self.tensors.fingerprint()
+        """Hex SHA-256 of the weights and of the shape they are used in, for namespaces that outlive the process.
+
+        The shape holds what settings decide as well as the files: divisors of rotary angles, which in longrope hang on the
+        context that is served, windows, scales, caps. Where a text ends, and how long one may be, changes no key and no value.
+        """
+        shape = replace(self.spec, eos_ids=(), bos_id=None, max_position=0)
+        return hashlib.sha256(f"{self.tensors.fingerprint()} {shape}".encode()).hexdigest()

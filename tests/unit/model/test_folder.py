@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_sequence import OneSequence
-from tiny_models import TINY_MODELS, TinyModel, write_folder, write_safetensors
+from tiny_models import ORIGINAL_CONTEXT, TINY_MODELS, TinyModel, write_folder, write_safetensors
 
 from ramet.errors import ModelError
 from ramet.kernels.registry import make_backend
@@ -312,3 +312,22 @@ def test_fingerprint_is_of_every_byte(tmp_path: Path) -> None:
     changed = LLAMA.tensors["model.norm.weight"].copy()
     changed[-1] = np.nextafter(changed[-1], np.float32(9))
     assert load_folder(write(tmp_path / "c", **{"model.norm.weight": changed})).fingerprint() != first
+
+
+def test_fingerprint_is_of_all_that_decides_a_key_or_a_value(tmp_path: Path) -> None:
+    """longrope's factors hang on the context that is served, and so do keys; a window, an epsilon, a base are not in the weights."""
+    phi = write_folder(TINY_MODELS["phi3"], tmp_path / "phi", tokenizer=False)
+    by_served = [load_folder(phi, served).fingerprint() for served in (None, 256, ORIGINAL_CONTEXT, ORIGINAL_CONTEXT - 1)]
+    assert by_served[0] == by_served[1] != by_served[2] == by_served[3]
+    mistral = TINY_MODELS["mistral"]
+    changes: list[dict[str, Any]] = [
+        {}, {"sliding_window": 49}, {"sliding_window": None}, {"rope_theta": 9e3}, {"rms_norm_eps": 1e-7},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    ]  # fmt: skip
+    folder, found = write_folder(mistral, tmp_path / "mistral", tokenizer=False), []
+    for change in (*changes, {"eos_token_id": 7}):
+        (folder / "config.json").write_text(json.dumps(mistral.config | change))
+        found.append(load_folder(folder).fingerprint())
+    assert len(set(found)) == len(changes)
+    assert found[-1] == found[0]
