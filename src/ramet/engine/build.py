@@ -13,7 +13,7 @@ from ramet.core.ports import Drafter, Grammars
 from ramet.core.request import Sequence
 from ramet.core.worker import InPlace
 from ramet.engine.admission import Limits
-from ramet.engine.clock import MonotonicClock
+from ramet.engine.clock import MonotonicClock, ThreadClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.engine.worker import WorkerThread
 from ramet.errors import ConfigError
@@ -169,6 +169,7 @@ def _kv_dtype(asked: KVDtype, checkpoint: Checkpoint) -> KVFormat:
 def _text(source: TextSource, clock: MonotonicClock) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if source.tokenizer_file is not None:
         tokenizer = Tokenizer.from_file(source.tokenizer_file, source.tokenizer_config)
+        tokenizer.try_patterns(ThreadClock())
     elif source.gguf is not None:
         tokenizer = Tokenizer.from_gguf(source.gguf)
     else:

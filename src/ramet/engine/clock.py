@@ -1,10 +1,10 @@
-"""Real time, for the composition root. Nothing else in the engine's core may ask what time it is."""
+"""Real times, for the composition root. Nothing else in the engine's core may ask what time it is."""
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["MonotonicClock"]
+__all__ = ["MonotonicClock", "ThreadClock"]
 
 
 class MonotonicClock:
@@ -12,3 +12,10 @@ class MonotonicClock:
 
     def now(self) -> float:
         return time.monotonic()
+
+
+class ThreadClock:
+    """A ``Clock`` of the processor time that its caller's thread has had."""
+
+    def now(self) -> float:
+        return time.thread_time()

@@ -13,9 +13,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ramet.errors import ModelError
+from ramet.text.patterns import linear
 from ramet.text.vocabulary import add_in_order
 
-__all__ = ["CUTS", "Cut", "byte_level_backend"]
+__all__ = ["CUTS", "KNOWN_PATTERNS", "Cut", "byte_level_backend"]
 
 _Step = str | pre_tokenizers.PreTokenizer
 """A regular expression of pieces to set apart, or a step that the package has."""
@@ -101,7 +102,7 @@ _DEEPSEEK = Cut(
         "[\r\n]",
         rf"\s?[{_CASED}]+",
         "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
+        linear(r"\s+$"),
         _CJK,
         _DIGIT,
     ),
@@ -158,3 +159,8 @@ CUTS: Mapping[str, Cut] = {
     "chameleon": _CHAMELEON,
 }
 """The known cuts, by the names that llama.cpp gives them."""
+
+KNOWN_PATTERNS = frozenset(
+    step for cut in CUTS.values() for steps in (cut.steps, cut.after) for step in steps if isinstance(step, str)
+)
+"""The patterns of the cuts, which take linear time."""

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from ramet.errors import ModelError
 from ramet.text.charsmap import check_charsmap
 from ramet.text.merges import merges_of_ranks
+from ramet.text.patterns import linear
 from ramet.text.vocabulary import add_in_order, byte_token, unique_ids
 
 __all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "SentencePieces", "SpaceInFront", "Spelling"]
@@ -56,7 +57,7 @@ class Spelling:
         if self.space != "first":
             steps.append(normalizers.Replace(" ", _MARK))
         if self.trims:
-            steps.append(normalizers.Replace(Regex(f"[ {_MARK}]+$"), ""))
+            steps.append(normalizers.Replace(Regex(linear(f"[ {_MARK}]+$")), ""))
         return normalizers.Sequence(steps)
 
     def pre_tokenizers(self) -> list[pre_tokenizers.PreTokenizer]:

@@ -8,11 +8,13 @@ from typing import Any
 
 import tokenizers
 
+from ramet.core.ports import Clock
 from ramet.errors import InvalidRequest
 from ramet.text.gguf_vocabulary import vocabulary_of_gguf
+from ramet.text.patterns import try_pattern
 from ramet.text.tokenizer_file import vocabulary_of_file
 from ramet.text.utf8 import Utf8Text, check_unicode
-from ramet.text.vocabulary import Vocabulary
+from ramet.text.vocabulary import Vocabulary, is_panic
 
 __all__ = ["Tokenizer"]
 
@@ -71,6 +73,13 @@ class Tokenizer:
         """Spaces in front of a text that decoding drops (SentencePiece marks the first word with one)."""
         return self._vocabulary.leading_spaces
 
+    def try_patterns(self, clock: Clock) -> None:
+        """Time the patterns that the file brought along, by the processor time of this thread. Raises ``ModelError`` at one that
+        may hold up a server: whoever serves strangers calls this first.
+        """
+        for pattern in self._vocabulary.patterns:
+            try_pattern(pattern, "the tokenizer", clock)
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -114,7 +123,12 @@ class Tokenizer:
         check_unicode(text, "the text")
         backend = self._with_special if parse_special else self._as_text
         # the batch form computes no offsets and lets other threads run meanwhile
-        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InvalidRequest(f"the tokenizer gave up on this text of {len(text)} characters: {error}") from None
 
     def _after_bos(self, ids: list[int]) -> list[int]:
         prefix = list(self._vocabulary.prefix)

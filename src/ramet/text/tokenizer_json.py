@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 from tokenizers import models
 
 from ramet.errors import ModelError
+from ramet.text.byte_level import KNOWN_PATTERNS
 from ramet.text.charsmap import MAX_REPLACEMENT, check_charsmap
+from ramet.text.patterns import check_flat, check_size, linear
 from ramet.text.tokenizer_config import affix, named_token
-from ramet.text.vocabulary import MAX_TOKENS, Vocabulary, byte_level_bytes, byte_token, special_affixes
+from ramet.text.vocabulary import MAX_TOKENS, Vocabulary, byte_level_bytes, byte_token, is_panic, special_affixes
 
 __all__ = ["vocabulary_of_json"]
+
+_MAX_PATTERNS = 16
 
 _Spell = Callable[[str, bool], bytes]
 """(token, is it an added one) -> its bytes."""
@@ -25,16 +30,66 @@ _Spell = Callable[[str, bool], bytes]
 def vocabulary_of_json(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     """Read a tokenizer.json. Raises ``ModelError``."""
     try:
-        return _vocabulary(tokenizers.Tokenizer.from_file(str(path)), config, path)
+        steps = _Steps.of(path)
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        return _vocabulary(backend, steps.settle(backend, str(path)), config, path)
     except ModelError:
         raise
     except BaseException as error:  # the package raises bare Exception, and its panics are not even that
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
 
 
-def _vocabulary(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> Vocabulary:
+class _Steps(msgspec.Struct):
+    """The parts of a tokenizer.json that may hold patterns, read without the vocabulary."""
+
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> _Steps:
+        """Raises ``ModelError`` where compiling the patterns might take minutes."""
+        steps = msgspec.json.decode(path.read_bytes(), type=cls)
+        patterns = [holder["Regex"] for holder in steps._holders()]
+        if len(patterns) > _MAX_PATTERNS:
+            raise ModelError(f"{path}: cuts text by {len(patterns)} patterns; {_MAX_PATTERNS} are allowed")
+        for pattern in patterns:
+            check_size(pattern, str(path))
+        return steps
+
+    def settle(self, backend: tokenizers.Tokenizer, where: str) -> tuple[str, ...]:
+        """Put patterns of linear time in place of the file's, where the same is known; what is left is to be tried, and flat.
+        Raises ``ModelError`` where it is not.
+        """
+        given = [holder["Regex"] for holder in self._holders()]
+        settled = list(map(linear, given))
+        left = sorted({*settled} - KNOWN_PATTERNS)
+        for pattern in left:
+            check_flat(pattern, where)
+        if settled != given:
+            self._put(backend, settled)
+        return tuple(left)
+
+    def _put(self, backend: tokenizers.Tokenizer, patterns: Sequence[str]) -> None:
+        for holder, pattern in zip(self._holders(), patterns, strict=True):
+            holder["Regex"] = pattern
+        for name, state in (("normalizer", self.normalizer), ("pre_tokenizer", self.pre_tokenizer)):
+            if state is not None:
+                step = getattr(backend, name)  # a copy
+                step.__setstate__(msgspec.json.encode(state))
+                setattr(backend, name, step)
+
+    def _holders(self) -> Iterator[dict[str, str]]:
+        waiting: list[Any] = [self.normalizer, self.pre_tokenizer]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict) and isinstance(value.get("Regex"), str):
+                yield value
+            waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _vocabulary(backend: tokenizers.Tokenizer, patterns: tuple[str, ...], config: Mapping[str, Any], path: Path) -> Vocabulary:
     backend.no_truncation()
     backend.no_padding()
     if backend.normalizer is not None:
@@ -63,6 +118,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
         prefix=affix(config, "add_bos_token", bos_id, prefix, str(path)),
         suffix=affix(config, "add_eos_token", eos_id, suffix, str(path)),
         leading_spaces=leading_spaces,
+        patterns=patterns,
     )
 
 

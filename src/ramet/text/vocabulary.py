@@ -22,6 +22,7 @@ __all__ = [
     "byte_level_bytes",
     "byte_level_name",
     "byte_token",
+    "is_panic",
     "special_affixes",
     "unique_ids",
 ]
@@ -33,12 +34,18 @@ MAX_TOKENS = 1 << 22
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the ``tokenizers`` package gave up in its native code, which is no ``Exception``, and has no class to name."""
+    return type(error).__name__ == "PanicException"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
     """Parts of a tokenizer. ``pieces[id]`` is a token's bytes, empty for ids that name no token.
 
     ``plain`` is an encoder that takes special tokens for text, where ``backend`` itself cannot be told to.
-    ``prefix`` and ``suffix`` are what the model's files put around a prompt (BOS, EOS; mostly one or none).
+    ``prefix`` and ``suffix`` are what the model's files put around a prompt (BOS, EOS; mostly one or none). ``patterns`` are
+    those of the file that nobody knows, and that have to be tried.
     """
 
     backend: tokenizers.Tokenizer
@@ -50,6 +57,7 @@ class Vocabulary:
     suffix: tuple[int, ...] = ()
     leading_spaces: int = 0
     plain: tokenizers.Tokenizer | None = None
+    patterns: tuple[str, ...] = ()
 
 
 def _byte_alphabet() -> dict[str, int]:

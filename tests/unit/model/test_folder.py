@@ -315,7 +315,7 @@ def test_fingerprint_is_of_every_byte(tmp_path: Path) -> None:
 
 
 def test_fingerprint_is_of_all_that_decides_a_key_or_a_value(tmp_path: Path) -> None:
-    """longrope's factors hang on the context that is served, and so do keys; a window, an epsilon, a base are not in the weights."""
+    """longrope's factors hang on the context that is served, and so do keys; windows, epsilons, bases are not in the weights."""
     phi = write_folder(TINY_MODELS["phi3"], tmp_path / "phi", tokenizer=False)
     by_served = [load_folder(phi, served).fingerprint() for served in (None, 256, ORIGINAL_CONTEXT, ORIGINAL_CONTEXT - 1)]
     assert by_served[0] == by_served[1] != by_served[2] == by_served[3]
