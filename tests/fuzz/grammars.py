@@ -18,6 +18,7 @@ from ramet.core.grammar import GrammarKind, GrammarSpec
 from ramet.core.ports import Matcher
 from ramet.errors import GrammarError
 from ramet.structured.compiler import GrammarCompiler, TokenTable
+from ramet.structured.digits import NoWatch
 from ramet.structured.matcher import GuidanceMatcher
 
 __all__ = ["GRAMMAR", "REGEX", "SCHEMA", "TAGS"]
@@ -156,8 +157,7 @@ class _Grammars:
     def _by_guidance(self, spec: GrammarSpec) -> Matcher | None:
         """llguidance's matcher of the same; None where it refuses the constraint, as it may for its limits."""
         try:
-            guide = self._compiler._guide(spec).matcher
-            return GuidanceMatcher(guide, ~_ENDING, _ENDING, lambda: guide)
+            return GuidanceMatcher(self._compiler._guided(spec).guide, ~_ENDING, _ENDING, NoWatch())
         except GrammarError:
             return None
 

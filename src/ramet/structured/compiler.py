@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import llguidance
 import numpy as np
@@ -24,8 +24,10 @@ from ramet.core.ports import Matcher, Pending, Worker
 from ramet.core.worker import InPlace, Made
 from ramet.errors import GrammarError
 from ramet.structured.automaton import Automata
+from ramet.structured.digits import NoWatch, Numbers, NumberWatch, Watch
 from ramet.structured.ebnf import lark_of_ebnf
-from ramet.structured.lark import checked_lark, is_ebnf
+from ramet.structured.guides import LEXER_BYTES, LIMITS, Guide
+from ramet.structured.lark import checked_lark, is_all_json, is_ebnf
 from ramet.structured.matcher import GuidanceMatcher, reason
 from ramet.structured.regex import RegexBudget, quoted
 from ramet.structured.schema import checked_schema
@@ -34,24 +36,13 @@ from ramet.structured.tags import lark_of_tags
 __all__ = ["GrammarCompiler", "TokenTable", "lark_of"]
 
 _MAX_CACHED = 128
-_MAX_CACHED_BYTES = 128 * 1024 * 1024
+_MAX_CACHED_BYTES = 512 * 1024 * 1024
 _GUIDE_BYTES = 500  # of what llguidance makes, for each byte of a grammar, at worst
-_GUIDE_REQUESTS = 16  # that one guide serves
 _TRIAL_TOKENS = 8
 _STRIDE = 7919
 
 # Where only one text can follow, its tokens are still the model's choice: a mask is all that the grammar allows.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-
-_LIMITS: Mapping[str, Any] = {
-    "max_items_in_row": 4_000,  # about 4 for each property of an object that may be left out
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,  # at 1 to 2 kB each, for all copies of a guide together
-    "max_grammar_size": 200_000,
-}
-
 
 T = TypeVar("T")
 
@@ -70,14 +61,12 @@ class TokenTable:
     vocab_size: int
 
 
-@dataclass(slots=True)
-class _Guide:
-    """What llguidance made of a constraint. All its copies share one lexer, whose states are added as texts need them and never
-    go: after so many requests it is made anew, or what others have written would in the end fail whoever comes.
-    """
+@dataclass(frozen=True, slots=True)
+class _Guided:
+    """What is kept of a grammar that llguidance does; ``watch`` is at the start of an output."""
 
-    matcher: llguidance.LLMatcher
-    num_left: int = _GUIDE_REQUESTS
+    guide: Guide
+    watch: Watch
 
 
 @dataclass(slots=True)
@@ -104,7 +93,8 @@ class GrammarCompiler:
         no_text.update(tokens.special_ids)
         self._automata = Automata([b"" if i in no_text else one for i, one in enumerate(vocabulary.tokens)], self._num_words)
         self._specials = vocabulary.specials
-        self._limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+        self._numbers = Numbers(vocabulary.tokens, self._num_words)
+        self._limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         self._worker = worker or InPlace()
         self._kept: dict[GrammarSpec, _Kept] = {}
         self._num_uses = 0
@@ -124,7 +114,7 @@ class GrammarCompiler:
 
     def _known(self, spec: GrammarSpec) -> _Compiled | None:
         kept = self._kept.get(spec)
-        if kept is None or (isinstance(kept.compiled, _Guide) and kept.compiled.num_left <= 0):
+        if kept is None:
             return None
         self._num_uses += 1
         kept.last_use = self._num_uses
@@ -154,32 +144,28 @@ class GrammarCompiler:
         if isinstance(compiled, TokenAutomaton):
             return self._automata.matcher(compiled, ending_ids)
         ending = _mask(ending_ids, self._num_words)
-        compiled.num_left -= 1
-        return GuidanceMatcher(compiled.matcher, self._unending & ~ending, ending, partial(self._instead_of, compiled, spec))
+        compiled.guide.prepare(self._worker)
+        return GuidanceMatcher(compiled.guide, self._unending & ~ending, ending, compiled.watch.fork())
 
     def _compile(self, spec: GrammarSpec) -> _Compiled:
         automaton = self._automata.compile(spec) if spec.kind in ("regex", "choice") else None
-        return self._guide(spec) if automaton is None else automaton
+        return self._guided(spec) if automaton is None else automaton
 
-    def _guide(self, spec: GrammarSpec) -> _Guide:
-        guide = self._new_guide(spec)
+    def _guided(self, spec: GrammarSpec) -> _Guided:
+        lark = lark_of(spec, self._specials)
+        guide = Guide(partial(self._new_root, lark))
         name = _NAMES[spec.kind]
-        if guide.is_error():
-            raise GrammarError(f"the {name} cannot be used: {reason(guide)}")
+        if guide.root.is_error():
+            raise GrammarError(f"the {name} cannot be used: {reason(guide.root)}")
         try:
-            self._try(GuidanceMatcher(guide, self._unending, ~self._unending, partial(self._new_guide, spec)))
+            self._try(GuidanceMatcher(guide, self._unending, ~self._unending, NoWatch()))
         except GrammarError as error:
             raise GrammarError(f"the {name} cannot be used, it fails within its first tokens: {error}") from None
-        return _Guide(guide)
+        return _Guided(guide, NumberWatch(self._numbers) if is_all_json(lark) else NoWatch())
 
-    def _new_guide(self, spec: GrammarSpec) -> llguidance.LLMatcher:
-        grammar = llguidance.LLMatcher.grammar_from_lark(lark_of(spec, self._specials) + _OPTIONS)
+    def _new_root(self, lark: str) -> llguidance.LLMatcher:
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark + _OPTIONS)
         return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-
-    def _instead_of(self, guide: _Guide, spec: GrammarSpec) -> llguidance.LLMatcher:
-        """A guide of one's own, where the limits of a shared one are met: it serves nobody else from now on."""
-        guide.num_left = 0
-        return self._new_guide(spec)
 
     def _try(self, matcher: GuidanceMatcher) -> None:
         """Walk a few tokens, always the same ones. One must be possible at the start, so the empty text alone is no grammar."""
@@ -194,11 +180,12 @@ class GrammarCompiler:
                 return
 
 
-_Compiled: TypeAlias = TokenAutomaton | _Guide
+_Compiled: TypeAlias = TokenAutomaton | _Guided
 
 
 def _num_bytes(spec: GrammarSpec, compiled: _Compiled) -> int:
-    return compiled.num_bytes if isinstance(compiled, TokenAutomaton) else _GUIDE_BYTES * len(spec.text)
+    """At most; of what llguidance makes there are two, one of which waits."""
+    return compiled.num_bytes if isinstance(compiled, TokenAutomaton) else LEXER_BYTES + 2 * _GUIDE_BYTES * len(spec.text)
 
 
 _NAMES = {

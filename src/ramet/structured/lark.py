@@ -15,7 +15,7 @@ from ramet.errors import GrammarError, shown
 from ramet.structured.regex import MAX_COPIES, RegexBudget
 from ramet.structured.schema import MAX_LITERAL, checked_schema
 
-__all__ = ["MAX_RULES", "checked_lark", "is_ebnf"]
+__all__ = ["MAX_RULES", "checked_lark", "is_all_json", "is_ebnf"]
 
 MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
 _MAX_NESTING = 30
@@ -91,6 +91,12 @@ def checked_lark(text: str, whitespace: str | None = None, *, is_closed: bool = 
         if token.kind != "space":
             before = token.text
     return "".join(parts)
+
+
+def is_all_json(text: str) -> bool:
+    """Whether what a grammar leaves open is JSON: it is made of schemas and literal texts."""
+    kinds = {token.kind for token in _tokens(text)}
+    return "schema" in kinds and not kinds & {"regex", "directive"}
 
 
 def _tokens(text: str) -> Iterator[_Token]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING
 
 from ramet.core.ids import UInt32
 from ramet.errors import GrammarError
+from ramet.structured.digits import Watch
+from ramet.structured.guides import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -20,25 +23,30 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 _KNOWN = {"NoExtensionBias": "no text can match it", "NoExtension": "no text can go on from here"}
 
 
-class GuidanceMatcher:
-    """``Matcher`` over a copy of ``guide``, an ``LLMatcher`` at the start.
+def _nothing() -> None:
+    pass
 
-    ``unending`` and ``ending`` are masks: all but the ids that may end an output, and those that end this one.
+
+class GuidanceMatcher:
+    """``Matcher`` over copies of a ``Guide``.
+
+    ``unending`` and ``ending`` are masks: all but the ids that may end an output, and those that end this one. ``watch`` says
+    where numbers have to end.
     llguidance raises nothing for a fault of its own: it keeps an error, and then allows EOS. So its error is asked for each time.
 
-    All copies of a guide share one lexer, which may have so many states and no more. So what one sequence looked ahead, or what
-    many have met, could end another. Where a limit is met the way is walked once more, over a guide of its own from
-    ``make_guide`` and with no looking ahead: what fails then fails of the sequence's own tokens.
+    Where the lexer is full, of this sequence's or of others' texts, or looking ahead met a limit, the sequence's own tokens are
+    walked once more on another copy (``Guide`` says why that is exact). What fails on a lexer that is all its own is told.
     """
 
-    __slots__ = ("_ending", "_guide", "_is_alone", "_make_guide", "_token_ids", "_unending")
+    __slots__ = ("_copy", "_ending", "_guide", "_looks_ahead", "_token_ids", "_unending", "_watch")
 
-    def __init__(self, guide: LLMatcher, unending: UInt32, ending: UInt32, make_guide: Callable[[], LLMatcher]) -> None:
-        self._guide = guide.deep_copy()
+    def __init__(self, guide: Guide, unending: UInt32, ending: UInt32, watch: Watch) -> None:
+        self._guide = guide
+        self._copy = guide.root.deep_copy()
         self._unending = unending
         self._ending = ending
-        self._make_guide = make_guide
-        self._is_alone = False
+        self._watch = watch
+        self._looks_ahead = True
         self._token_ids: list[int] = []
 
     @property
@@ -47,67 +55,78 @@ class GuidanceMatcher:
 
     @property
     def is_accepting(self) -> bool:
-        return self._guide.is_accepting()
+        return self._copy.is_accepting()
 
     @property
     def is_finished(self) -> bool:
-        return self._guide.is_stopped()
+        return self._copy.is_stopped()
 
     def fill_mask(self, row: UInt32) -> None:
-        self._guide.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._must_try_again():
-            self._guide.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self._check()
+        self._do(lambda: self._copy.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
         row &= self._unending
-        if self._guide.is_accepting():
+        if self._copy.is_accepting():
             row |= self._ending
+        self._watch.hold(row)
 
     def accept(self, token_id: int) -> None:
-        self._guide.consume_token(token_id)
-        if self._must_try_again():
-            self._guide.consume_token(token_id)
-        self._check()
+        self._do(lambda: self._copy.consume_token(token_id))
         self._token_ids.append(token_id)
+        self._watch.accept(token_id)
 
     def validate(self, token_ids: list[int]) -> int:
-        count = 0 if self._is_alone else self._guide.validate_tokens(token_ids)
-        return 0 if self._must_try_again() else count
+        count = self._copy.validate_tokens(token_ids) if self._looks_ahead else 0
+        return 0 if self._is_spoilt() else count
 
     def forced_bytes(self) -> bytes:
-        forced = b"" if self._is_alone else self._guide.compute_ff_bytes()
-        return b"" if self._must_try_again() else forced
+        forced = self._copy.compute_ff_bytes() if self._looks_ahead else b""
+        return b"" if self._is_spoilt() else forced
 
     def rollback(self, num_tokens: int) -> None:
-        kept = len(self._token_ids) - num_tokens
-        if self._guide.is_error():
-            self._walk(self._token_ids[:kept])
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        self._watch.rollback(num_tokens)
+        if self._copy.is_error():
+            self._begin_anew()
         else:
-            self._guide.rollback(num_tokens)
+            self._copy.rollback(num_tokens)
         self._check()
-        del self._token_ids[kept:]
 
     def fork(self) -> GuidanceMatcher:
-        other = GuidanceMatcher(self._guide, self._unending, self._ending, self._make_guide)
-        other._is_alone = self._is_alone
+        other = copy(self)
+        other._copy = self._copy.deep_copy()
         other._token_ids = list(self._token_ids)
+        other._watch = self._watch.fork()
         return other
 
-    def _must_try_again(self) -> bool:
-        """Whether a limit was met for the first time; then it stands where it stood, alone."""
-        if self._is_alone or not self._guide.is_error():
+    def _do(self, step: Callable[[], object]) -> None:
+        step()
+        if self._copy.is_error():
+            self._begin_anew(step)
+            self._check()
+
+    def _is_spoilt(self) -> bool:
+        """Whether looking ahead has met a limit; then it stands where it stood, and looks ahead no more."""
+        if not self._copy.is_error():
             return False
-        self._is_alone = True
-        self._walk(self._token_ids)
+        self._looks_ahead = False
+        self._begin_anew()
         return True
 
-    def _walk(self, token_ids: list[int]) -> None:
-        self._guide = self._make_guide()
-        for token_id in token_ids:
-            self._guide.consume_token(token_id)
+    def _begin_anew(self, step: Callable[[], object] = _nothing) -> None:
+        """Stand where it stood and do a step, on the guide's newest root; where that is full as well, on one that is unused."""
+        self._walk(self._guide.root)
+        step()
+        if "lexer error" in self._copy.get_error():
+            self._walk(self._guide.successor())
+            step()
+
+    def _walk(self, root: LLMatcher) -> None:
+        self._copy = root.deep_copy()
+        self._copy.compute_bitmask()  # which sets the limits of the lexer
+        self._copy.consume_tokens(self._token_ids)
 
     def _check(self) -> None:
-        if self._guide.is_error():
-            raise GrammarError(reason(self._guide))
+        if self._copy.is_error():
+            raise GrammarError(reason(self._copy))
 
 
 def reason(guide: LLMatcher) -> str:

@@ -20,6 +20,7 @@ from ramet.errors import GrammarError
 from ramet.structured import automaton
 from ramet.structured.automaton import Automata, AutomatonMatcher
 from ramet.structured.compiler import GrammarCompiler, TokenTable
+from ramet.structured.digits import NoWatch
 from ramet.structured.matcher import GuidanceMatcher
 from ramet.structured.regex_syntax import program_of_regex
 from ramet.structured.unicode_ranges import ANY, both, either, folded, named, negated, ranges_of
@@ -66,8 +67,7 @@ def agree(compiler: GrammarCompiler, spec: GrammarSpec, stop_ids: frozenset[int]
     ending = np.zeros(ours.num_words * 32, np.uint8)
     ending[list(stop_ids)] = 1
     ending = np.packbits(ending, bitorder="little").view(np.uint32)
-    guide = compiler._new_guide(spec)
-    theirs = GuidanceMatcher(guide, compiler._unending & ~ending, ending, lambda: guide)
+    theirs = GuidanceMatcher(compiler._guided(spec).guide, compiler._unending & ~ending, ending, NoWatch())
     for _ in range(12):
         row = mask(ours)
         assert np.array_equal(row, mask(theirs))
@@ -118,7 +118,7 @@ def _is_taken(compile_it: Any) -> bool:
 @given(REGEXES, st.integers(0, 99))
 def test_masks_of_any_pattern_are_those_of_llguidance(pattern: str, seed: int) -> None:
     spec = GrammarSpec("regex", pattern or "a")
-    if _is_taken(lambda: COMPILER._guide(spec)):
+    if _is_taken(lambda: COMPILER._guided(spec)):
         agree(COMPILER, spec, frozenset({EOS}), np.random.default_rng(seed))
 
 
@@ -126,7 +126,7 @@ def test_masks_of_any_pattern_are_those_of_llguidance(pattern: str, seed: int) -
 @given(st.text(r"ab(){}[]|*+?\^$.,019-&~:=<>P#ipwdxuL\n ", min_size=1, max_size=12))
 def test_what_llguidance_takes_is_taken(pattern: str) -> None:
     spec = GrammarSpec("regex", pattern)
-    if _is_taken(lambda: COMPILER._guide(spec)):
+    if _is_taken(lambda: COMPILER._guided(spec)):
         COMPILER.check(spec)
     elif _compiled(spec) is not None:
         assert set(pattern) & set("^$\\<b"), "we know anchors in more places than they"

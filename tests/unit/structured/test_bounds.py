@@ -207,15 +207,15 @@ def test_what_the_two_tests_above_ask_can_be_true() -> None:
 def test_t17_what_is_kept_is_bounded_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     small = GrammarCompiler(TokenTable([bytes([b]) for b in range(256)], frozenset(), (256,), VOCAB_SIZE))
     monkeypatch.setattr(compiler, "_MAX_CACHED", 20)
-    monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 100_000)
+    monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 8 * compiler.LEXER_BYTES)
     for i in range(100):
         small.matcher(GrammarSpec("regex", f"a{i}"), frozenset()).result()
     assert len(small._kept) == 20
     for i in range(20):
         small.matcher(GrammarSpec("regex", f"b{i}" + "c" * 1_000), frozenset()).result()
         small.matcher(GrammarSpec("grammar", f'root ::= "{i}" r\nr ::= "c"' + " " * 50), frozenset()).result()
-    assert 1 < len(small._kept) <= 8
-    assert sum(compiler._num_bytes(spec, kept.compiled) for spec, kept in small._kept.items()) <= 100_000
+    assert 1 < sum(spec.kind == "grammar" for spec in small._kept) < 8
+    assert sum(compiler._num_bytes(spec, kept.compiled) for spec, kept in small._kept.items()) <= compiler._MAX_CACHED_BYTES
 
 
 def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
