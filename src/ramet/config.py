@@ -53,10 +53,14 @@ class ModelConfig:
     model: str | None = _option(
         None,
         "file, folder or Hugging Face id",
-        "A .gguf file, a folder with config.json and safetensors, or organisation/name; MODEL without a flag is the same.",
+        "A .gguf file, a folder with config.json and safetensors, organisation/name, or organisation/name/file.gguf; MODEL "
+        "without a flag is the same.",
         unset="demo model",
     )
     revision: str | None = _option(None, "commit, tag or branch on the hub", unset="main")
+    offline: bool = _option(
+        False, "nothing is asked of the hub", "Models that it has are taken as they are cached; also HF_HUB_OFFLINE=1."
+    )
     dtype: Dtype = _option("auto", "type of weights in memory", "auto (as stored), float32, float16 or bfloat16.")
     quantization: Quantization | None = _option(None, "int8 or int4 weights", unset="as stored")
     max_model_len: int | None = _option(
@@ -66,6 +70,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _text("model", self.model)
         _text("revision", self.revision)
+        if not isinstance(self.offline, bool):
+            raise ConfigError(f"offline is True or False, not {shown(self.offline)} (--offline)")
         _one_of("dtype", self.dtype, get_args(Dtype))
         _one_of("quantization", self.quantization, (None, *get_args(Quantization)))
         _at_least("max_model_len", self.max_model_len, 1)

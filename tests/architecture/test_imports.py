@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from source_tree import ROOT, imports, source_modules
 
 HEAVY = {"torch", "triton", "ray", "transformers", "tensorflow", "jax"}
 DISTRIBUTIONS = {"yaml": "pyyaml"}  # where the name to install is another
-BROUGHT_ALONG = {"huggingface_hub": "tokenizers"}  # used directly, installed by another (docs/decisions/0001)
 
 _IMPORT_ALL = """
 import importlib, sys
@@ -47,13 +45,5 @@ def test_third_party_modules_are_declared_dependencies():
     declared = {re.split(r"[<>=!~\[; ]", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     used = {found.top for module in source_modules() for found in imports(module)}
     outside = {DISTRIBUTIONS.get(name, name) for name in used - set(sys.stdlib_module_names) - {"ramet"}}
-    assert outside - set(BROUGHT_ALONG) <= declared
+    assert outside <= declared
     assert declared <= outside, "a dependency that nothing imports"
-
-
-def test_what_is_brought_along_is_a_requirement_of_a_declared_dependency():
-    for name, bringer in BROUGHT_ALONG.items():
-        required = {
-            re.split(r"[<>=!~\[; (]", line)[0].lower().replace("-", "_") for line in importlib.metadata.requires(bringer) or ()
-        }
-        assert name in required

