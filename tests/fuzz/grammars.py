@@ -219,7 +219,7 @@ def _mutate_tags(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
     return _mutated_tree(rng, data, pool, _TAG_WORDS)
 
 
-REGEX = Target("F5", "regex", lambda: _Grammars().regex, _mutate_regex)
-GRAMMAR = Target("F5", "grammar", lambda: _Grammars().grammar, _mutate_grammar)
-TAGS = Target("F6", "tags", lambda: _Grammars().tags, _mutate_tags)
-SCHEMA = Target("F6", "schema", lambda: _Grammars().schema, _mutate_schema)
+REGEX = Target("F5", "regex", lambda _: _Grammars().regex, _mutate_regex)
+GRAMMAR = Target("F5", "grammar", lambda _: _Grammars().grammar, _mutate_grammar)
+TAGS = Target("F6", "tags", lambda _: _Grammars().tags, _mutate_tags)
+SCHEMA = Target("F6", "schema", lambda _: _Grammars().schema, _mutate_schema)

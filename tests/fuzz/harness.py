@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 __all__ = ["CORPUS", "Failed", "Report", "Target", "fuzz", "kind_of"]
 
@@ -25,14 +26,15 @@ Mutate = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 @dataclass(frozen=True)
 class Target:
-    """``start`` makes what tries one input after the other and returns its outcome; whatever that raises is a defect. Inputs are
+    """``start`` makes, with a folder to write in, what tries one input after the other and returns its outcome; whatever that
+    raises is a defect. Inputs are
     the files of ``CORPUS / name``, and what ``mutate`` makes of one of them, with the others to take pieces from. ``number`` is
     its own in the list of what is fuzzed.
     """
 
     number: str
     name: str
-    start: Callable[[], Attempt]
+    start: Callable[[Path], Attempt]
     mutate: Mutate
 
     def corpus(self) -> list[bytes]:
@@ -52,31 +54,38 @@ class Report:
 def fuzz(target: Target, folder: Path, *, seconds: float, seed: int = 0) -> Report:
     """Try all known inputs, and then others for some time. Raises ``Failed``, with the input left in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        return _tried(target, target.start(Path(scratch)), folder, seconds, seed)
+
+
+def _tried(target: Target, attempt: Attempt, folder: Path, seconds: float, seed: int) -> Report:
     last = folder / f"{target.name}.last"
-    attempt = target.start()
     rng = Random(seed)
     pool = target.corpus()
     report = Report()
     num_known, ends_s = len(pool), 0.0
-    while (is_known := report.num_tried < num_known) or time.monotonic() < ends_s:
-        data = pool[report.num_tried] if is_known else target.mutate(rng, rng.choice(pool), pool)
-        last.write_bytes(data)
-        try:
-            outcome = attempt(data)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a panic of native code is no Exception
-            kept = folder / f"{target.name}-{hashlib.sha256(data).hexdigest()[:12]}"
-            kept.write_bytes(data)
-            raise Failed(
-                f"{target.number} {target.name}, seed {seed}, input {report.num_tried}: {data[:200]!r} ({kept})"
-            ) from error
-        report.num_tried += 1
-        if report.num_tried == num_known:
-            ends_s = time.monotonic() + seconds
-        if outcome not in report.outcomes and not is_known and len(pool) < _MAX_KEPT:
-            pool.append(data)
-        report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
+    with last.open("wb", buffering=0) as written:
+        while (is_known := report.num_tried < num_known) or time.monotonic() < ends_s:
+            data = pool[report.num_tried] if is_known else target.mutate(rng, rng.choice(pool), pool)
+            written.seek(0)
+            written.write(data)
+            written.truncate()
+            try:
+                outcome = attempt(data)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a panic of native code is no Exception
+                kept = folder / f"{target.name}-{hashlib.sha256(data).hexdigest()[:12]}"
+                kept.write_bytes(data)
+                place = f"{target.number} {target.name}, seed {seed}, input {report.num_tried}"
+                raise Failed(f"{place}: {data[:200]!r} ({kept})") from error
+            report.num_tried += 1
+            if report.num_tried == num_known:
+                ends_s = time.monotonic() + seconds
+            if outcome not in report.outcomes and not is_known and len(pool) < _MAX_KEPT:
+                pool.append(data)
+            report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
     last.unlink()
     return report
 

@@ -144,9 +144,9 @@ def _entry(entry: object, where: str, body_bytes: int) -> tuple[str, tuple[int, 
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ModelError(f"{where}: type {shown(dtype, 40)} is not supported; supported: {', '.join(_DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 8:
-        raise ModelError(f"{where}: shape {str(shape)[:60]} is no list of sizes")
+        raise ModelError(f"{where}: shape {shown(shape, 60)} is no list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= body_bytes:
-        raise ModelError(f"{where}: data_offsets {str(offsets)[:60]} are not within the {body_bytes} bytes of data")
+        raise ModelError(f"{where}: data_offsets {shown(offsets, 60)} are not within the {body_bytes} bytes of data")
     size = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize  # Python integers: no overflow
     if size != offsets[1] - offsets[0]:
         raise ModelError(f"{where}: shape {shape} of {dtype} is {size} bytes, the offsets hold {offsets[1] - offsets[0]}")

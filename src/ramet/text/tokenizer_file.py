@@ -52,8 +52,7 @@ def _size_checked(path: Path) -> None:
 def _read(path: Path) -> bytes:
     _size_checked(path)
     try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES)
+        return path.read_bytes()  # a read of up to a limit would allocate the limit
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
 
