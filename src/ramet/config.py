@@ -29,13 +29,15 @@ Switch = Literal["on", "off"]
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "json"
+]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 _POLICY_ALIASES = {"lpm": "longest-prefix"}
 _PARSER_ALIASES = {  # other engines' names for the same
     "qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json", "llama4_json": "llama3_json",
-    "llama4_pythonic": "pythonic",
+    "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder", "xlam": "json",
 }  # fmt: skip
 _MAX_FRACTION = 0.95
 

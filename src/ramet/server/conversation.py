@@ -99,9 +99,8 @@ class Prepared:
         """One for each answer."""
         form = self.form
         opening = (THINK if form.thinking == "open" else "") + self.opening
-        names = (tool.name for tool in form.tools)
         thinks = form.thinking != "never"
-        reader = AnswerReader(form.format, names, is_forced=form.is_forced, thinks=thinks, opening=opening)
+        reader = AnswerReader(form.format, form.tools, is_forced=form.is_forced, thinks=thinks, opening=opening)
         return PartedAnswer(reader, is_text=form.is_text)
 
 
@@ -123,8 +122,22 @@ async def prepared(services: Services, wanted: Conversation, sampling: SamplingP
         structured_outputs=form.spec,
         skip_special_tokens=sampling.skip_special_tokens and not shows_marks,
     )
-    await services.check_grammar(sampling)
+    try:
+        await services.check_grammar(sampling)
+    except GrammarError:
+        await _blame_a_tool(services, form)
+        raise
     return Prepared(prompt, sampling, form, opening)
+
+
+async def _blame_a_tool(services: Services, form: _Form) -> None:
+    """Raise ``GrammarError`` naming the tool whose parameters no grammar can be made of, where there is one."""
+    for tool in form.tools:
+        schema = SamplingParams(structured_outputs={"json": tool.parameters})
+        try:
+            await services.check_grammar(schema)
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of {tool.where} ({tool.name}): {error}", f"{tool.where}.parameters") from None
 
 
 def _opening(translator: Translator, wanted: Conversation) -> str:
@@ -159,7 +172,7 @@ def _form(translator: Translator, wanted: Conversation, thinking: Thinking, spec
             raise InvalidRequest(
                 "tool_choice wants a call, and another field says what the answer looks like; send one of them", "tool_choice"
             )
-        form.spec = _grammar(form, "calls", form.format.lark(_kept(form), most))
+        form.spec = _grammar(form, "calls", form.format.lark(_kept(form, form.tools), most))
     elif spec is None:
         _hold_free(form, wanted.choice, most)
     elif spec.kind not in ("json", "json_object"):
@@ -174,8 +187,8 @@ def _hold_free(form: _Form, choice: ToolChoice, most: int) -> None:
     strict = [tool for tool in form.tools if tool.is_strict]
     if not strict and (choice.is_parallel or not form.tools):
         return
-    form.tools = [tool if tool.is_strict else replace(tool, parameters=_ANY_OBJECT) for tool in form.tools]
-    if rules := form.format.free_lark(_kept(form), most):
+    held = [tool if tool.is_strict else replace(tool, parameters=_ANY_OBJECT) for tool in form.tools]
+    if rules := form.format.free_lark(_kept(form, held), most):
         form.spec = _grammar(form, "answer", rules)
         return
     form.ignored += [f"{tool.where}.strict" for tool in strict]
@@ -185,9 +198,11 @@ def _hold_free(form: _Form, choice: ToolChoice, most: int) -> None:
 
 def _hold_document(form: _Form, spec: GrammarSpec, most: int) -> None:
     """A JSON document; where a mark tells calls from it, these as well."""
-    document = f"document: %json {spec.text or json.dumps(_ANY_OBJECT)}\n"
-    if form.format.free_lark(form.tools, most):
-        rules = _grammar(form, "(calls | document)", document + form.format.lark(_kept(form), most))
+    schema = spec.text or json.dumps(_ANY_OBJECT)
+    checked_schema(schema, spec.whitespace, is_closed=spec.is_closed)  # what is no schema could be any rules of Lark
+    document = f"document: %json {schema}\n"
+    if form.format.is_marked:
+        rules = _grammar(form, "(calls | document)", document + form.format.lark(_kept(form, form.tools), most))
     else:
         form.format = ToolFormat()
         if form.thinking == "never":
@@ -205,17 +220,20 @@ def _grammar(form: _Form, wanted: str, rules: str) -> GrammarSpec:
     return GrammarSpec("grammar", f"start: thought {wanted}\n{thought}{inside}{rules}")
 
 
-def _kept(form: _Form) -> list[Tool]:
+def _kept(form: _Form, tools: Sequence[Tool]) -> list[Tool]:
     """The tools with what a grammar can keep to of their parameters: all, or, said in ``ignored``, that they are an object.
     Raises ``GrammarError`` where a tool is strict about what cannot be kept to.
     """
     kept = []
-    for tool in form.tools:
+    for tool in tools:
         try:
             checked_schema(json.dumps(tool.parameters))
+            if unkept := form.format.unkept(tool):
+                raise GrammarError(f"{unkept} cannot be kept to in the form in which this model writes calls; leave it out")
         except GrammarError as error:
             if tool.is_strict:
-                raise GrammarError(f"the parameters of {tool.where}, which is strict: {error}", tool.where) from None
+                told = f"the parameters of {tool.where} ({tool.name}), which is strict: {error}"
+                raise GrammarError(told, f"{tool.where}.parameters") from None
             form.ignored.append(f"{tool.where}.parameters")
             tool = replace(tool, parameters=_ANY_OBJECT)
         kept.append(tool)

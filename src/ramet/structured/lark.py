@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ramet.errors import GrammarError, shown
@@ -55,8 +56,13 @@ def is_ebnf(text: str) -> bool:
     return re.search(r"^\s*[A-Za-z_][\w-]*\s*::=", text, re.MULTILINE) is not None
 
 
-def checked_lark(text: str, whitespace: str | None = None, *, is_closed: bool = False) -> str:
-    """The grammar as the compiler gets it; the options are those of ``checked_schema``. Raises ``GrammarError``."""
+def checked_lark(
+    text: str, whitespace: str | None = None, *, is_closed: bool = False, specials: Mapping[str, int] = MappingProxyType({})
+) -> str:
+    """The grammar as the compiler gets it; the options are those of ``checked_schema``. Raises ``GrammarError``.
+
+    ``specials`` are ids of special tokens by their text: ``<[X]>`` is the one that is written ``[X]``.
+    """
     parts: list[str] = []
     rules = nesting = deepest = num_schemas = 0
     budget = RegexBudget()
@@ -64,6 +70,10 @@ def checked_lark(text: str, whitespace: str | None = None, *, is_closed: bool = 
     for index, token in enumerate(_tokens(text)):
         if index == _MAX_TOKENS:
             raise GrammarError(f"the grammar has more than {_MAX_TOKENS:,} tokens; make it smaller")
+        if token.kind == "special" and token.text not in specials and (token_id := specials.get(token.text[1:-1])) is not None:
+            parts.append(f"<[{token_id}]>")
+            before = token.text
+            continue
         _check(token, before)
         if token.kind == "regex":
             budget.check(token.text[1 : token.text.rindex("/")])

@@ -23,9 +23,11 @@ anthropic = pytest.importorskip("anthropic")
 
 MARKS = {  # by which a template is known to be of a family
     "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call><parameter=",
     "llama3_json": "<|python_tag|>",
     "pythonic": "[func_name1(",
     "mistral": "[TOOL_CALLS]",
+    "granite": "<|tool_call|>",
     "json": "",
 }
 F = '{"a": 2, "b": [1, "x}"], "c": true}'
@@ -34,9 +36,14 @@ HERMES = (
 )
 WRITTEN = {  # a word, a call of f and one of g
     "hermes": f"Ah.\n{HERMES}",
+    "qwen3_coder": (
+        'Ah.\n<tool_call>\n<function=f>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n[1, "x}"]\n</parameter>\n'
+        "<parameter=c>\ntrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>"
+    ),
     "llama3_json": f'Ah.\n<|python_tag|>{{"name": "f", "parameters": {F}}}; {{"name": "g", "parameters": {{}}}}',
     "pythonic": '<|python_tag|>[f(a=2, b=[1, "x}"], c=True), g()]',
     "mistral": f'Ah.\n[TOOL_CALLS] [{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
+    "granite": f'Ah.\n<|tool_call|>[{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
     "json": f'[{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
 }
 PARAMETERS: dict[str, Any] = {
@@ -56,6 +63,7 @@ ANTHROPIC_TOOLS = [
     {"name": "g", "input_schema": {"type": "object", "additionalProperties": False}},
 ]
 THINKING = TOOLS_TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif") + "{# <tool_call> </think> #}"
+NEVER = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"]}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
@@ -284,7 +292,14 @@ def test_a_model_without_a_place_for_tools_is_told_of_them(server: Served) -> No
         ({"tools": [*TOOLS, TOOLS[0]]}, "has the name 'f'"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
-            "which is strict",
+            "the parameters of tools[0] (f), which is strict",
+        ),
+        (
+            {
+                "tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": NEVER, "strict": True}}],
+                "tool_choice": "required",
+            },
+            "the parameters of tools[1] (f): the JSON schema",
         ),
     ],
 )
@@ -301,7 +316,7 @@ def test_what_no_grammar_keeps_to_is_said(tools_server: Served) -> None:
         "/v1/chat/completions", {"messages": USER, "tools": [loose], "tool_choice": "required", "max_tokens": 100}
     )
     assert answer.status == 200
-    assert answer.headers["x-ramet-ignored"] == "tools?0?.parameters"
+    assert answer.headers["x-ramet-ignored"] == "tools[0].parameters"
 
 
 # ---- reasoning
@@ -381,8 +396,19 @@ def test_strict_tools_and_single_calls_are_kept_to_where_the_model_chooses(think
     assert ends(single, f"hm</think>well <tool_call>{call}") == "whole"
     assert ends(single, f"hm</think>well <tool_call>{call} ") == "refused"
     body = {"messages": USER, "tools": strict, "parallel_tool_calls": False, "max_tokens": 1}
-    answer = tools_server.call("/v1/chat/completions", body)
-    assert answer.headers["x-ramet-ignored"] == "tools?0?.strict, parallel_tool_calls"
+    assert "x-ramet-ignored" not in tools_server.call("/v1/chat/completions", body).headers
+    bare = held_to(tools_server, SamplingParams(), tools=strict)
+    assert ends(bare, '{"name": "f", "arguments": ' + F + "}") == "whole"
+    assert ends(bare, '{"name": "f", "arguments": {"a": 3') == "refused"
+
+
+def test_what_is_strict_and_not_kept_to_is_said(tmp_path: Path) -> None:
+    """Mistral's marks as text: nothing that a grammar could wait for."""
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    with serve_tiny(write_tiny(tmp_path, chat_template=TOOLS_TEMPLATE + "{# [TOOL_CALLS] #}")) as served:
+        body = {"messages": USER, "tools": strict, "parallel_tool_calls": False, "max_tokens": 1}
+        answer = served.call("/v1/chat/completions", body)
+    assert answer.headers["x-ramet-ignored"] == "tools[0].strict, parallel_tool_calls"
 
 
 def test_other_constraints_are_of_the_whole_answer(thinker: Served) -> None:

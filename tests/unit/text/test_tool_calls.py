@@ -15,14 +15,20 @@ from ramet.text.tools.reader import AnswerReader
 from ramet.text.tools.tool import messages_with_tools, tools_of
 
 ARGUMENTS = '{"a": 2, "b": [1, "x}"], "c": true, "d": "\\"é\\u00e9<tool_call>"}'
-FORMATS = ("hermes", "llama3_json", "pythonic", "mistral", "json")
-NAMES = ("f", "g", "look.up")
+FORMATS = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "json")
+PROPERTIES = {
+    "t": {"type": "string"}, "i": {"type": "integer"}, "l": {"type": "array"}, "any": {},
+    "n": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["x", "y"]}, "b": {"type": "boolean"},
+}  # fmt: skip
+TOOLS = tools_of(
+    [{"type": "function", "function": {"name": name, "parameters": {"properties": PROPERTIES}}} for name in ("f", "g", "look.up")]
+)
 
 Parts = list[tuple[str, str | None, str]]
 
 
 def reader(name: str, *, is_forced: bool = False, thinks: bool = False, opening: str = "") -> AnswerReader:
-    return AnswerReader(tool_format(name, "", lambda mark: False), NAMES, is_forced=is_forced, thinks=thinks, opening=opening)
+    return AnswerReader(tool_format(name, "", lambda mark: False), TOOLS, is_forced=is_forced, thinks=thinks, opening=opening)
 
 
 def read(one: AnswerReader, pieces: list[str], *, is_cut: bool = False) -> Parts:
@@ -88,6 +94,37 @@ SCRIPTS = [
     Script("hermes", f"<tool_call>{F}</tool", [call("f", ARGUMENTS)], is_cut=True),
     Script("hermes", "  \n ", [text("  \n ")]),
     Script("hermes", "", []),
+    # Qwen3-Coder
+    Script(
+        "qwen3_coder",
+        'I look.\n\n<tool_call>\n<function=f>\n<parameter=t>\nline <b> "1"\n\n  2\\n</par\n</parameter>\n<parameter=i>\n17\n'
+        "</parameter>\n</function>\n</tool_call>\n<tool_call><function=g></function></tool_call>\n",
+        [text("I look."), call("f", '{"t": "line <b> \\"1\\"\\n\\n  2\\\\n</par", "i": 17}'), call("g", "{}")],
+    ),
+    Script(
+        "qwen3_coder",
+        '<tool_call>\n<function=f>\n<parameter=l>\n[1, {"a": "</p"}]\n</parameter>\n<parameter=n>\nnull\n</parameter>\n'
+        "<parameter=any>\nTrue\n</parameter>\n<parameter=e>x</parameter><parameter=b>\nmaybe\n</parameter><parameter=new>\n7\n"
+        "</parameter>\n</function>\n</tool_call>",
+        [call("f", '{"l": [1, {"a": "</p"}], "n": null, "any": true, "e": "x", "b": "maybe", "new": "7"}')],
+    ),
+    Script("qwen3_coder", "<tool_call><function=f><parameter=t></parameter></function></tool_call>", [call("f", '{"t": ""}')]),
+    Script(
+        "qwen3_coder", "<function=f>\n<parameter=n>\nNaN\n</parameter>\n</function> so", [call("f", '{"n": "NaN"}'), text("so")]
+    ),
+    Script("qwen3_coder", "<function=f><parameter=i>5</parameter></tool_call>", [call("f", '{"i": 5}')]),
+    Script("qwen3_coder", "<tool_call><function=new></function></tool_call>", [call("new", "{}")]),
+    Script("qwen3_coder", "<function=new></function>, <tool_call>f", [text("<function=new></function>, <tool_call>f")]),
+    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", ""), text("?")]),
+    Script("qwen3_coder", "<tool_call><function=f", [text("<tool_call><function=f")]),
+    Script("qwen3_coder", "so <tool_call>\n<function=f", [text("so ")], is_cut=True),
+    Script("qwen3_coder", "<function=f>\n<parameter=t>\nab\n</para", [call("f", '{"t": "ab')], is_cut=True),
+    Script("qwen3_coder", "<function=f>\n<parameter=i>\n1", [call("f", '{"i": ')], is_cut=True),
+    # marks of others
+    Script("granite", f"<|tool_call|>[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
+    Script("granite", f"Ah <tool_call> [{G}]", [text("Ah"), call("g", "{}")]),
+    Script("phi4_mini_json", f"functools[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
+    Script("phi4_mini_json", "from functools import cache", [text("from functools import cache")]),
     # Llama 3
     Script("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [call("f", '{"a": 1}')]),
     Script("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [call("f", '{"a": 1}')]),
@@ -177,7 +214,7 @@ def test_an_answer_may_be_cut_anywhere(script: Script) -> None:
     for end in range(len(script.written)):
         one = reader(script.form, thinks=script.thinks, opening=script.opening)
         parts = read(one, [script.written[:end]], is_cut=True)
-        is_bare = script.form in ("llama3_json", "json", "pythonic")
+        is_bare = script.form in ("llama3_json", "json", "pythonic", "granite", "phi4_mini_json")
         if is_bare and parts and parts[-1][0] == "text" and parts[-1][2].strip()[:1] in ("{", "["):
             continue
         whole = "".join(said for kind, _, said in script.parts if kind != "call")
@@ -216,6 +253,8 @@ def test_the_family_is_that_of_the_template() -> None:
         "{{ '<|python_tag|>' }}": "_Bare",
         "{{ tools }}": "_Bare",
         "<tool_call><function=x>": "ToolFormat",
+        "<tool_call><function=x><parameter=y>": "_Xml",
+        "<|tool_call|>": "_Bare",
     }
     assert {source: type(tool_format("auto", source, lambda mark: False)).__name__ for source in found} == found
 
@@ -262,6 +301,16 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
     "llama3_json": [('{"name": "f", "parameters": ["', ESCAPES), ("{", '"a":['), ("", '{"name": "f"};'), (F[:-2], "[")],
     "pythonic": [("[f(a=", "9"), ("[f(a=", "["), ("[f(a='", "\\x"), ("[f(", "a=1,")],
     "mistral": [('[TOOL_CALLS]f{"', ESCAPES), ("", "[TOOL_CALLS]f{"), ("[TOOL_CALLS][", '{"name": "f"},'), ("", "[TOOL_CALLS")],
+    "qwen3_coder": [
+        ("<function=f><parameter=t>", "<"),
+        ("<function=f><parameter=i>", "\n<"),
+        ("", "<function=f>"),
+        ("<function=f>", "<parameter=t></parameter>"),
+        ("<tool_call><function=", "f"),
+        ("", "<tool_call><function=f></tool_call>"),
+    ],
+    "granite": [(f"<|tool_call|>[{F[:-2]}", ESCAPES), ("<|tool_call|>[", '{"name": "f"},'), ("", "<tool_call>[")],
+    "phi4_mini_json": [(f"functools[{F[:-2]}", ESCAPES), ("functools[", '{"name": "f"},'), ("", "functools")],
     "json": [("", " "), ("[", "{"), ('{"name": "f", "arguments": "', "\\n")],
 }
 

@@ -25,7 +25,7 @@ _MOST = {  # of each in a body: decoding that many takes some 20 ms, for which n
 }
 _WHERE = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
-_NO_HEADER = re.compile(r"[^A-Za-z0-9_.\-]")
+_NO_HEADER = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _MAX_NAMED = 16
 _MAX_NAME_CHARS = 60
 

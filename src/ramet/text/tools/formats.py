@@ -5,35 +5,34 @@ The forms are those that the families' own templates write and ask for; each rea
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from ramet.text.tools import rules
 from ramet.text.tools.json_calls import json_call, json_calls, json_value
 from ramet.text.tools.pythonic import pythonic_calls
 from ramet.text.tools.reading import Parsing, Reading
 from ramet.text.tools.tool import Tool
+from ramet.text.tools.xml_calls import xml_call
 
 __all__ = ["MAX_CALLS", "ToolFormat", "tool_format"]
 
 MAX_CALLS = 16  # of one answer that is held to calls: so it ends
 
-_PYTHON_NAME = re.compile(r"[\w.\-]+")
-_NOT_ARGUMENTS = {
-    "allOf", "anyOf", "oneOf", "enum", "const", "$ref", "patternProperties", "minProperties", "maxProperties",
-}  # fmt: skip
-_DEFINITIONS = ("$defs", "definitions")
+_TEXT = "text: /(.|\\n)*/\n"
+_UNMARKED = r"[ \t\r\n]*([^ \t\r\n{\[](.|\n)*)?"  # a text that is no call: it does not begin as one
 
 
 class ToolFormat:
     """One family; this one has no calls: all is text.
 
-    ``marks`` are what may be special tokens of a vocabulary. ``is_single``: there is one call at most.
+    ``marks`` are what may be special tokens of a vocabulary. ``is_single``: there is one call at most. ``is_marked``: each call
+    begins with a mark, so no document is one.
     """
 
     reads_calls = False
     is_single = False
+    is_marked = False
     has_short_ids = False  # nine letters and digits: templates refuse others
     marks: Sequence[str] = ()
 
@@ -50,20 +49,50 @@ class ToolFormat:
         return ""
 
     def free_lark(self, tools: Sequence[Tool], most: int) -> str:
-        """Rules of which ``answer`` is any text with at most so many calls in it. Empty where no mark, that text can spell, tells
-        a call from text.
+        """Rules of which ``answer`` is any text with at most so many calls in it. Empty where nothing that a grammar can name
+        tells a call from text.
         """
         return ""
 
+    def unkept(self, tool: Tool) -> str | None:
+        """What these rules cannot keep to of a tool's schema, beside what no grammar can; None where there is nothing."""
+        return None
 
-class _Hermes(ToolFormat):
-    """``<tool_call>{"name": ..., "arguments": ...}</tool_call>``, once a call: Hermes, Qwen 2.5 and 3, and many others."""
+
+class _Marked(ToolFormat):
+    """Text, and calls between ``<tool_call>`` and ``</tool_call>``, whatever stands there."""
 
     reads_calls = True
+    is_marked = True
     marks = ("<tool_call>", "</tool_call>")
 
     def __init__(self, special: frozenset[str] = frozenset()) -> None:
-        self._begin, self._end = (mark if mark in special else _quoted(mark) for mark in self.marks)
+        self._special = special
+
+    def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
+        """What stands between the marks, and its rules."""
+        raise NotImplementedError
+
+    def lark(self, tools: Sequence[Tool], most: int) -> str:
+        begin, end = (rules.mark(one, self._special) for one in self.marks)
+        inside, its_rules = self._call(tools)
+        calls = f"calls: call {rules.more(rules.quoted(chr(10)), 'call', most)}\n"
+        return f'{calls}call: {begin} "\\n" {inside} "\\n" {end}\n{its_rules}'
+
+    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
+        begin, end = (rules.mark(one, self._special) for one in self.marks)
+        inside, its_rules = self._call(tools)
+        text = _TEXT
+        if self.marks[0] in self._special:
+            text += f"begin: text {begin}\n"
+        else:
+            text += "begin[lazy]: /(.|\\n)*<tool_call>/\n"
+        call = f'call: begin "\\n" {inside} "\\n" {end}\n'
+        return f"answer: text | call{{1,{most}}} {'text' if most > 1 else ''}\n{text}{call}{its_rules}"
+
+
+class _Hermes(_Marked):
+    """``<tool_call>{"name": ..., "arguments": ...}</tool_call>``, once a call: Hermes, Qwen 2.5 and 3, and many others."""
 
     def read(self, reading: Reading) -> Parsing[None]:
         while (yield from reading.text_until(self.marks[:1])):
@@ -72,23 +101,48 @@ class _Hermes(ToolFormat):
                 continue
             while (yield from reading.skip_space()) == "}":  # one too many, as small models write
                 reading.take()
-            reading.hold(is_mark=True)
-            if (yield from reading.word(self.marks[1:])):
-                reading.drop()
-            else:
-                reading.release()
+            yield from _end_mark(reading, self.marks[1])
 
-    def lark(self, tools: Sequence[Tool], most: int) -> str:
-        call = f'call: {self._begin} "\\n" object "\\n" {self._end}\n'
-        return f"calls: call {_more(_quoted(chr(10)), 'call', most)}\n" + call + _objects(tools, "arguments")
+    def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
+        return "object", rules.objects(tools, "arguments")
 
-    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
-        if self._begin == self.marks[0]:
-            return ""
-        text = "text: /(.|\\n)*/\nbegin[lazy]: /(.|\\n)*<tool_call>/\n"
-        behind = "text" if most > 1 else ""
-        call = f'call: begin "\\n" object "\\n" {self._end}\n'
-        return f"answer: text | call{{1,{most}}} {behind}\n" + text + call + _objects(tools, "arguments")
+
+class _Xml(_Marked):
+    """``<tool_call><function=f><parameter=a>...</parameter></function></tool_call>``, once a call: Qwen3-Coder. The first mark
+    may be left out.
+    """
+
+    def read(self, reading: Reading) -> Parsing[None]:
+        begins = (self.marks[0], "<function=")
+        while mark := (yield from reading.text_until(begins)):
+            if mark == self.marks[0]:
+                yield from reading.skip_space()
+                if not (yield from reading.word(begins[1:])):
+                    reading.release()
+                    continue
+            if (yield from xml_call(reading, is_marked=mark == self.marks[0])):
+                yield from reading.skip_space()
+                yield from _end_mark(reading, self.marks[1])
+
+    def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
+        return "function", rules.xml(tools)
+
+    def unkept(self, tool: Tool) -> str | None:
+        return rules.unkept_of_xml(tool)
+
+
+def _pattern(text: str) -> str:
+    """A regular expression of just this text."""
+    return re.sub(r"[^\w<>]", lambda found: "\\" + found[0], text)
+
+
+def _end_mark(reading: Reading, mark: str) -> Parsing[None]:
+    """The mark behind a call, if it comes."""
+    reading.hold(is_mark=True)
+    if (yield from reading.word((mark,))):
+        reading.drop()
+    else:
+        reading.release()
 
 
 class _Bare(ToolFormat):
@@ -100,10 +154,17 @@ class _Bare(ToolFormat):
     reads_calls = True
 
     def __init__(
-        self, marks: Sequence[str], arguments: str = "arguments", *, is_pythonic: bool = False, is_single: bool = False
+        self,
+        marks: Sequence[str],
+        special: frozenset[str] = frozenset(),
+        arguments: str = "arguments",
+        *,
+        is_pythonic: bool = False,
+        is_single: bool = False,
     ) -> None:
         self.marks = marks
         self.is_single = is_single
+        self._special = special
         self._arguments = arguments
         self._is_pythonic = is_pythonic
 
@@ -130,10 +191,22 @@ class _Bare(ToolFormat):
             reading.release()
 
     def lark(self, tools: Sequence[Tool], most: int) -> str:
-        if self._is_pythonic and all(map(_has_plain_arguments, tools)):
-            return f'calls: "[" call {_more(_COMMA, "call", most)} "]"\n' + _pythonic(tools)
-        many = "" if most == 1 else f' | "[" object {_more(_COMMA, "object", most)} "]"'
-        return f"calls: object{many}\n" + _objects(tools, self._arguments)
+        if self._is_pythonic and all(map(rules.has_plain_arguments, tools)):
+            return f'calls: "[" call {rules.more(rules.COMMA, "call", most)} "]"\n' + rules.pythonic(tools)
+        many = "" if most == 1 else f' | "[" object {rules.more(rules.COMMA, "object", most)} "]"'
+        return f"calls: object{many}\n" + rules.objects(tools, self._arguments)
+
+    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
+        """An answer that begins as a call does is one."""
+        ways = ["calls", "plain"]
+        text = f"plain: /{_UNMARKED}/\n"
+        for i, mark in enumerate(self.marks):
+            ways.append(f"begin_{i} calls")
+            if mark in self._special:
+                text += f"begin_{i}: plain {rules.mark(mark, self._special)}\n"
+            else:
+                text += f"begin_{i}[lazy]: /{_UNMARKED}{_pattern(mark)}/\n"
+        return f"answer: {' | '.join(ways)}\n" + text + self.lark(tools, most)
 
 
 class _Mistral(ToolFormat):
@@ -146,7 +219,8 @@ class _Mistral(ToolFormat):
     has_short_ids = True
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-    def __init__(self, *, is_later: bool) -> None:
+    def __init__(self, special: frozenset[str] = frozenset(), *, is_later: bool) -> None:
+        self._special = special
         self._is_later = self.is_single = is_later
 
     def read(self, reading: Reading) -> Parsing[None]:
@@ -180,20 +254,35 @@ class _Mistral(ToolFormat):
 
     def lark(self, tools: Sequence[Tool], most: int) -> str:
         if not self._is_later:
-            return f'calls: " "? "[" object {_more(_COMMA, "object", most)} "]"\n' + _objects(tools, "arguments")
+            return f'calls: " "? "[" object {rules.more(rules.COMMA, "object", most)} "]"\n' + rules.objects(tools, "arguments")
         if len(tools) == 1:
-            return "calls: arguments_0\n" + _arguments(tools)
-        calls = " | ".join(f"{_quoted(tool.name)} arguments_{i}" for i, tool in enumerate(tools))
-        return f"calls: {calls}\n" + _arguments(tools)
+            return "calls: arguments_0\n" + rules.arguments(tools)
+        return f"calls: {self._named(tools)}\n" + rules.arguments(tools)
+
+    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
+        if not self._special.issuperset(self.marks[:1]):
+            return ""
+        begin = f"{rules.mark(self.marks[0], self._special)}"
+        if not self._is_later:
+            return f"answer: text ({begin} calls)?\n{_TEXT}" + self.lark(tools, most)
+        head = f"answer: text ({begin} ({self._named(tools)})){{0,{most}}}\n"
+        return head + _TEXT + rules.arguments(tools)
+
+    def _named(self, tools: Sequence[Tool]) -> str:
+        behind = f"{rules.mark(self.marks[1], self._special)} " if self.marks[1] in self._special else ""
+        return " | ".join(f"{rules.quoted(tool.name)} {behind}arguments_{i}" for i, tool in enumerate(tools))
 
 
 _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "none": lambda template, special: ToolFormat(),
     "hermes": lambda template, special: _Hermes(special),
-    "llama3_json": lambda template, special: _Bare(("<|python_tag|>",), "parameters", is_single=True),
-    "pythonic": lambda template, special: _Bare(("<|python_tag|>", "<|python_start|>"), is_pythonic=True),
-    "mistral": lambda template, special: _Mistral(is_later="[ARGS]" in template),
-    "json": lambda template, special: _Bare(()),
+    "qwen3_coder": lambda template, special: _Xml(special),
+    "llama3_json": lambda template, special: _Bare(("<|python_tag|>",), special, "parameters", is_single=True),
+    "pythonic": lambda template, special: _Bare(("<|python_tag|>", "<|python_start|>"), special, is_pythonic=True),
+    "mistral": lambda template, special: _Mistral(special, is_later="[ARGS]" in template),
+    "granite": lambda template, special: _Bare(("<|tool_call|>", "<tool_call>"), special),
+    "phi4_mini_json": lambda template, special: _Bare(("functools", "<|tool_call|>"), special),
+    "json": lambda template, special: _Bare((), special),
 }
 
 
@@ -204,76 +293,17 @@ def tool_format(name: str, template: str, special: Callable[[str], bool]) -> Too
     """
     if name == "auto":
         name = next((found for mark, found in _MARKS.items() if mark in template), "json")
-    return _FORMATS[name](template, frozenset(filter(special, _Hermes.marks)))
+    make = _FORMATS[name]
+    return make(template, frozenset(filter(special, make(template, frozenset()).marks)))
 
 
 _MARKS = {
-    "<function=": "none",  # an XML of its own, which is not read here
+    "<parameter=": "qwen3_coder",
+    "<function=": "none",  # JSON in a tag of its own, which is not read here
+    "<|tool_call|>": "granite",
+    "<|tool|>": "phi4_mini_json",
     "<tool_call>": "hermes",
     "[TOOL_CALLS]": "mistral",
     "[func_name1(": "pythonic",
     "<|python_tag|>": "llama3_json",
 }
-
-
-# ---- rules of a grammar
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-_COMMA = '", "'
-
-
-def _more(separator: str, rule: str, most: int) -> str:
-    """What may come behind the first of at most so many."""
-    return "" if most == 1 else f"({separator} {rule}){{0,{most - 1}}}"
-
-
-def _objects(tools: Sequence[Tool], arguments: str) -> str:
-    heads = (_quoted(f'{{"name": {_quoted(tool.name)}, "{arguments}": ') for tool in tools)
-    calls = (f'{head} arguments_{i} "}}"' for i, head in enumerate(heads))
-    return f"object: {' | '.join(calls)}\n" + _arguments(tools)
-
-
-def _arguments(tools: Sequence[Tool]) -> str:
-    return "".join(f"arguments_{i}: %json {_json(tool.parameters)}\n" for i, tool in enumerate(tools))
-
-
-def _json(schema: Any) -> str:
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-
-
-def _has_plain_arguments(tool: Tool) -> bool:
-    """Whether all that its schema says is of properties by their names, so that they can be written one by one."""
-    names = tool.parameters.get("properties", {})
-    return isinstance(names, Mapping) and not _NOT_ARGUMENTS & tool.parameters.keys() and all(map(_PYTHON_NAME.fullmatch, names))
-
-
-def _pythonic(tools: Sequence[Tool]) -> str:
-    """The call of any of them: what it must have first, then what it may have. Equal schemas have one rule."""
-    rules: dict[str, str] = {}
-    calls = []
-    for tool in tools:
-        shared = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
-        wanted = tool.parameters.get("required", ())
-        needed: list[str] = []
-        others: list[str] = []
-        for name, schema in tool.parameters.get("properties", {}).items():
-            text = _json({**schema, **shared} if isinstance(schema, Mapping) else schema)
-            value = rules.setdefault(text, f"value_{len(rules)}")
-            (needed if name in wanted else others).append(f"{_quoted(name + '=')} {value}")
-        calls.append(f"{_quoted(tool.name + '(')} {_listed(needed, others)} {_quoted(')')}")
-    return f"call: {' | '.join(calls)}\n" + "".join(f"{rule}: %json {text}\n" for text, rule in rules.items())
-
-
-def _listed(needed: Sequence[str], others: Sequence[str]) -> str:
-    """With commas between, whichever of the others there are."""
-    optional = [f'(", " {one})?' for one in others]
-    if needed:
-        return ' ", " '.join(needed) + " " + " ".join(optional)
-    if not others:
-        return ""
-    ways = (" ".join([one, *optional[i + 1 :]]) for i, one in enumerate(others))
-    return f"({' | '.join(ways)})?"

@@ -64,7 +64,7 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
         char = yield from reading.skip_space()
         if key == "name" and name is None and char == '"':
             name = yield from _string(reading)
-            if not name or not (is_marked or reading.is_forced or name in reading.names):
+            if not name or not (is_marked or reading.is_forced or name in reading.schemas):
                 return False
         elif key in _ARGUMENTS and not is_called and name is not None and early is None and char:
             reading.call(name)

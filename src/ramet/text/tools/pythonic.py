@@ -40,7 +40,7 @@ def pythonic_calls(reading: Reading) -> Parsing[None]:
 def _call(reading: Reading) -> Parsing[bool]:
     """``f(a=1, b=2)``. It is a call once the name of its first argument is there, or its end."""
     name = yield from _name(reading)
-    if not name or not (reading.is_forced or name in reading.names) or (yield from reading.skip_space()) != "(":
+    if not name or not (reading.is_forced or name in reading.schemas) or (yield from reading.skip_space()) != "(":
         return False
     reading.take()
     num_arguments = 0

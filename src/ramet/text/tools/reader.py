@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ramet.text.tools.formats import ToolFormat
 from ramet.text.tools.reading import Delta, Parsing, Part, Reading
+from ramet.text.tools.tool import Tool
 
 __all__ = ["THINK", "THOUGHT", "AnswerReader"]
 
@@ -15,15 +16,15 @@ THINK, THOUGHT = "<think>", "</think>"
 class AnswerReader:
     """Takes an answer's text as it comes and gives what is certain of its parts; how it is cut makes no difference to them.
 
-    ``names`` are the tools that may be called; ``is_forced`` says that a grammar holds the answer to calls. ``thinks``: what
+    ``tools`` are those that may be called; ``is_forced`` says that a grammar holds the answer to calls. ``thinks``: what
     stands between ``<think>``, which must come first, and ``</think>`` is reasoning. ``opening`` is markup that the prompt ends
     with: the answer is read as if it began with that. Not thread-safe.
     """
 
     def __init__(
-        self, form: ToolFormat, names: Iterable[str] = (), *, is_forced: bool = False, thinks: bool = False, opening: str = ""
+        self, form: ToolFormat, tools: Iterable[Tool] = (), *, is_forced: bool = False, thinks: bool = False, opening: str = ""
     ) -> None:
-        self._reading = Reading(frozenset(names), is_forced=is_forced)
+        self._reading = Reading({tool.name: tool.parameters for tool in tools}, is_forced=is_forced)
         self._run = _answer(self._reading, form, thinks)
         next(self._run)
         self._push(opening)

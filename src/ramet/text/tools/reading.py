@@ -7,9 +7,9 @@ parts. Each character is looked at once, however the text is cut, so that readin
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 __all__ = ["Delta", "Kind", "Parsing", "Part", "Reading"]
 
@@ -55,12 +55,12 @@ class Reading:
     comes instead; so is white space that follows these two.
 
     ``hold`` begins to keep what is taken, until it is known what that was.
-    ``names`` are the tools there are; ``is_forced``: the answer is sure to be calls. ``is_cut`` says, at the end, that the
-    answer was ended in its midst.
+    ``schemas`` are those of the parameters of the tools there are, by their names; ``is_forced``: the answer is sure to be calls.
+    ``is_cut`` says, at the end, that the answer was ended in its midst.
     """
 
-    def __init__(self, names: frozenset[str] = frozenset(), *, is_forced: bool = False) -> None:
-        self.names = names
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], *, is_forced: bool = False) -> None:
+        self.schemas = schemas
         self.is_forced = is_forced
         self.chunk = ""
         self.at = 0

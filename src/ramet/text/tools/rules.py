@@ -1,0 +1,134 @@
+"""Rules of grammars that allow calls of certain tools and nothing else, in the Lark that ``structured/lark.py`` takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ramet.text.tools.tool import Tool
+from ramet.text.tools.xml_calls import kinds_of
+
+__all__ = ["COMMA", "arguments", "has_plain_arguments", "mark", "more", "objects", "pythonic", "quoted", "unkept_of_xml", "xml"]
+
+COMMA = '", "'
+
+_NAME = re.compile(r"[\w.\-]+")
+_NOT_ARGUMENTS = {
+    "allOf", "anyOf", "oneOf", "enum", "const", "$ref", "patternProperties", "minProperties", "maxProperties",
+}  # fmt: skip
+_DEFINITIONS = ("$defs", "definitions")
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
+_XML_TEXT = "xml_text[lazy]: /(.|\\n)*<\\/parameter>/\n"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def mark(text: str, special: frozenset[str]) -> str:
+    """A mark: a special token by its name, else the text."""
+    if text not in special:
+        return quoted(text)
+    return text if text.startswith("<") else f"<{text}>"
+
+
+def more(separator: str, rule: str, most: int) -> str:
+    """What may come behind the first of at most so many."""
+    return "" if most == 1 else f"({separator} {rule}){{0,{most - 1}}}"
+
+
+def objects(tools: Sequence[Tool], name: str) -> str:
+    """``object``: a call as an object, whose arguments are called ``name``."""
+    heads = (quoted(f'{{"name": {quoted(tool.name)}, "{name}": ') for tool in tools)
+    calls = (f'{head} arguments_{i} "}}"' for i, head in enumerate(heads))
+    return f"object: {' | '.join(calls)}\n" + arguments(tools)
+
+
+def arguments(tools: Sequence[Tool]) -> str:
+    """``arguments_i`` of each tool."""
+    return "".join(f"arguments_{i}: %json {_json(tool.parameters)}\n" for i, tool in enumerate(tools))
+
+
+def has_plain_arguments(tool: Tool) -> bool:
+    """Whether all that its schema says is of properties by their names, so that they can be written one by one."""
+    names = tool.parameters.get("properties", {})
+    return isinstance(names, Mapping) and not _NOT_ARGUMENTS & tool.parameters.keys() and all(map(_NAME.fullmatch, names))
+
+
+def pythonic(tools: Sequence[Tool]) -> str:
+    """``call`` of any of them: what it must have first, then what it may have. Equal schemas have one rule."""
+    rules: dict[str, str] = {}
+    calls = []
+    for tool in tools:
+        needed: list[str] = []
+        others: list[str] = []
+        for name, schema, is_needed in _properties(tool):
+            value = rules.setdefault(_json(schema), f"value_{len(rules)}")
+            (needed if is_needed else others).append(f"{quoted(name + '=')} {value}")
+        calls.append(f"{quoted(tool.name + '(')} {_listed(needed, others)} {quoted(')')}")
+    return f"call: {' | '.join(calls)}\n" + _values(rules)
+
+
+def xml(tools: Sequence[Tool]) -> str:
+    """``function`` of any of them: what it has in the order of its schema. A text ends where its end tag first comes."""
+    rules: dict[str, str] = {}
+    calls = []
+    for tool in tools:
+        if has_plain_arguments(tool):
+            parts = [
+                f'({quoted(f"<parameter={name}>" + chr(10))} {_xml_value(schema, rules)} "\\n"){"" if is_needed else "?"}'
+                for name, schema, is_needed in _properties(tool)
+            ]
+        else:
+            parts = ['("<parameter=" /[^<>\\n]{1,200}/ ">\\n" xml_text "\\n"){0,64}']
+        calls.append(f'{quoted(f"<function={tool.name}>" + chr(10))} {" ".join(parts)} "</function>"')
+    return f"function: {' | '.join(calls)}\n" + _XML_TEXT + _values(rules)
+
+
+def unkept_of_xml(tool: Tool) -> str | None:
+    """What the form of ``xml`` cannot keep to of a tool's schema, if anything: it writes texts as they are."""
+    if not has_plain_arguments(tool):
+        return ", ".join(sorted(_NOT_ARGUMENTS & tool.parameters.keys())) or "its names of properties"
+    for name, schema, _ in _properties(tool):
+        if "string" in kinds_of(schema) and (found := [key for key in _OF_TEXTS if key in json.dumps(schema)]):
+            return f"{found[0]} of {name}, a text"
+    return None
+
+
+def _xml_value(schema: Any, rules: dict[str, str]) -> str:
+    """A value and its end tag."""
+    if "string" not in kinds_of(schema):
+        return rules.setdefault(_json(schema), f"value_{len(rules)}") + ' "\\n</parameter>"'
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not all(isinstance(one, str) and "</parameter>" not in one for one in values) or not values:
+        return "xml_text"
+    return f'({" | ".join(map(quoted, values))}) "\\n</parameter>"'
+
+
+def _properties(tool: Tool) -> Iterable[tuple[str, Any, bool]]:
+    """Name, schema with all that it may refer to, and whether it is required."""
+    shared = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    needed = tool.parameters.get("required", ())
+    for name, schema in tool.parameters.get("properties", {}).items():
+        yield name, {**schema, **shared} if isinstance(schema, Mapping) else schema, name in needed
+
+
+def _values(rules: Mapping[str, str]) -> str:
+    return "".join(f"{rule}: %json {text}\n" for text, rule in rules.items())
+
+
+def _json(schema: Any) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _listed(needed: Sequence[str], others: Sequence[str]) -> str:
+    """With commas between, whichever of the others there are."""
+    optional = [f'(", " {one})?' for one in others]
+    if needed:
+        return ' ", " '.join(needed) + " " + " ".join(optional)
+    if not others:
+        return ""
+    ways = (" ".join([one, *optional[i + 1 :]]) for i, one in enumerate(others))
+    return f"({' | '.join(ways)})?"

@@ -1,0 +1,100 @@
+"""What a grammar of each family takes for an answer, and that its reader finds there the calls that it was held to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.scripted import ends
+
+from ramet.core.grammar import GrammarSpec
+from ramet.text.tools.formats import ToolFormat, tool_format
+from ramet.text.tools.reader import AnswerReader
+from ramet.text.tools.tool import tools_of
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"t": {"type": "string"}, "n": {"type": "integer"}, "e": {"enum": ["x", "y"]}, "l": {"$ref": "#/$defs/l"}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "$defs": {"l": {"type": "array", "items": {"type": "boolean"}}},
+}
+TOOLS = tools_of([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS, "strict": True}}])
+OBJECT = '{"name": "f", "arguments": {"t": "a<b", "n": %s, "e": "x", "l": [true]}}'
+CALLS = {  # of f in each form, behind its mark; the token of it where it is one
+    "hermes": ("<tool_call>", "\n" + OBJECT + "\n</tool_call>"),
+    "qwen3_coder": (
+        "<tool_call>",
+        "\n<function=f>\n<parameter=t>\na<b\n</parameter>\n<parameter=n>\n%s\n</parameter>\n<parameter=e>\nx\n</parameter>\n"
+        "<parameter=l>\n[true]\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "llama3_json": ("<|python_tag|>", OBJECT.replace("arguments", "parameters")),
+    "pythonic": ("<|python_start|>", '[f(n=%s, t="a<b", e="x", l=[true])]'),
+    "mistral": ("[TOOL_CALLS]", "[" + OBJECT + "]"),
+    "granite": ("<|tool_call|>", "[" + OBJECT + "]"),
+    "phi4_mini_json": ("functools", "[" + OBJECT + "]"),
+    "json": ("", OBJECT),
+}
+
+
+def free(form: ToolFormat) -> GrammarSpec:
+    return GrammarSpec("grammar", "start: answer\n" + form.free_lark(TOOLS, 16))
+
+
+def read(form: ToolFormat, text: str) -> list[tuple[str, str]]:
+    one = AnswerReader(form, TOOLS)
+    one.push(text)
+    one.finish(is_cut=False)
+    return [(part.kind, part.text) for part in one.parts]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("is_special", [False, True], ids=["text", "special"])
+def test_a_strict_tool_is_kept_to_where_the_model_chooses(name: str, is_special: bool) -> None:
+    mark, call = CALLS[name]
+    form = tool_format(name, "", lambda text: is_special and text == mark)
+    if name == "mistral" and not is_special:
+        assert form.free_lark(TOOLS, 16) == ""
+        return
+    spec, special = free(form), mark if is_special and mark else "<mark>"
+    for text in ("", "Yes: 1 < 2.", "a list [1, 2] and {", "<tool> [TOOL] func"):
+        assert ends(spec, text, special) == "whole", text
+        assert read(form, text) == ([("text", text)] if text else [])
+    starts = [mark] if name in ("hermes", "qwen3_coder", "mistral") else [mark, ""]
+    for head in [*starts, *(["Well.\n" + mark] if mark else [])]:
+        assert ends(spec, head + call % 7, special) == "whole", head
+        assert ends(spec, (head + call % 7)[:-1], special) == "open"
+        assert ends(spec, head + call % '"7"', special) == "refused"
+        assert ends(spec, head + (call % 7).replace("f", "h", 1), special) == "refused"
+        *before, (kind, arguments) = read(form, head + call % 7)
+        assert before == ([("text", "Well.")] if head.startswith("Well") else [])
+        assert kind == "call"
+        assert json.loads(arguments) == {"t": "a<b", "n": 7, "e": "x", "l": [True]}
+
+
+def test_the_later_form_of_mistral() -> None:
+    form = tool_format("mistral", "[ARGS]", lambda text: text == "[TOOL_CALLS]")
+    spec = free(form)
+    assert ends(spec, 'So [TOOL_CALLS]f{"n": 1}[TOOL_CALLS]f{"n": 2}', "[TOOL_CALLS]") == "whole"
+    assert ends(spec, 'So [TOOL_CALLS]f{"n": "', "[TOOL_CALLS]") == "refused"
+    assert ends(spec, "So [TOOL_CALLS]g", "[TOOL_CALLS]") == "refused"
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"type": "string", "maxLength": 3}}}, "maxLength of a"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "null"}]}}}, "pattern of a"),
+        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ({"properties": {"a b": {}}}, "names"),
+        ({"properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 3}}}}, None),
+    ],
+)
+def test_what_a_form_without_quotes_cannot_keep_to(schema: dict[str, Any], words: str | None) -> None:
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    unkept = tool_format("qwen3_coder", "", lambda text: False).unkept(tool)
+    assert unkept is None if words is None else words in (unkept or "")
+    assert tool_format("hermes", "", lambda text: False).unkept(tool) is None
+    spec = GrammarSpec("grammar", "start: calls\n" + tool_format("qwen3_coder", "", lambda text: False).lark([tool], 1))
+    assert ends(spec, "<tool_call>\n<function=f>\n</function>\n</tool_call>") == "whole"
