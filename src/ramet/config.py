@@ -65,6 +65,13 @@ class ModelConfig:
     )
     dtype: Dtype = _option("auto", "type of weights in memory", "auto (as stored), float32, float16 or bfloat16.")
     quantization: Quantization | None = _option(None, "int8 or int4 weights", unset="as stored")
+    weight_cache: str | None = _option(
+        None,
+        "folder of packed weights",
+        "What weights are converted to is kept there, for a faster next start; auto is a folder of Ramet's own cache.",
+        unset="none",
+    )
+    weight_cache_size: int | str = _option("20GiB", "limit of that folder", "The least used weights are deleted.")
     max_model_len: int | None = _option(
         None, "context length in tokens", "Longer prompts are refused, never cut.", unset="model's"
     )
@@ -72,6 +79,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _text("model", self.model)
         _text("revision", self.revision)
+        _text("weight_cache", self.weight_cache)
+        object.__setattr__(self, "weight_cache_size", parse_size(self.weight_cache_size, "weight_cache_size"))
         if not isinstance(self.offline, bool):
             raise ConfigError(f"offline is True or False, not {shown(self.offline)} (--offline)")
         _one_of("dtype", self.dtype, get_args(Dtype))

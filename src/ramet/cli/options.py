@@ -30,7 +30,7 @@ _CONFIGS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerCo
 _GROUPS = {  # in the order of --help; those of the first line are in the short one
     "model": (
         "model served_model_name max_model_len quantization threads",
-        "revision offline dtype isa seed tool_call_parser reasoning_parser",
+        "revision offline dtype weight_cache weight_cache_size isa seed tool_call_parser reasoning_parser",
     ),
     "memory": (
         "kv_cache_memory max_running_seqs kv_cache_dtype",

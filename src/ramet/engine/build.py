@@ -26,9 +26,9 @@ from ramet.kv.null import NullCache
 from ramet.kv.pool import PagePool
 from ramet.kv.prefix import PrefixCache
 from ramet.kv.radix import RadixCache
-from ramet.model.decoder import Decoder
 from ramet.model.source import open_model
 from ramet.model.spec import Checkpoint, ModelSpec, Progress, TextSource, silent
+from ramet.model.weight_cache import load_decoder
 from ramet.runner.kv_tensors import allocate_kv, kv_bytes_per_token, num_pages_for
 from ramet.runner.local import LocalRunner
 from ramet.schedule.drafts import Drafters
@@ -92,7 +92,7 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     page_size, kv_dtype = config.cache.page_size, _kv_dtype(config.cache.kv_cache_dtype, checkpoint)
     token_bytes = kv_bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype)
     num_pages = num_pages_for(config.cache, token_bytes, max_model_len)
-    decoder = Decoder(checkpoint, backend, progress)
+    decoder = load_decoder(config.model, checkpoint, backend, progress)
     layers = allocate_kv(spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     kv = KVManager(PagePool(num_pages), _CACHES[config.cache.prefix_cache](page_size), page_size)
     eos_ids = frozenset(spec.eos_ids)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ __all__ = [
     "KVLayer",
     "PackedWeight",
     "Picks",
+    "Piece",
+    "PieceBackend",
     "RowFault",
     "RowLogprobs",
     "Weight",
@@ -87,6 +89,15 @@ class PackedWeight(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rows of a packed weight: ``data`` uint8[n] is its memory."""
+
+    format: WeightFormat
+    num_outputs: int
+    data: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,4 +280,22 @@ class Backend(Protocol):
         Rows that want -1 are left out; one whose logits are not finite gives NaN, rank V and no best ones. Raises
         ``IndexError`` for a token that is not of the vocabulary.
         """
+        ...
+
+
+@runtime_checkable
+class PieceBackend(Backend, Protocol):
+    """A backend whose packed weights can be kept and had back, byte for byte."""
+
+    @property
+    def layout(self) -> str:
+        """Names how packed weights lie in memory: of one name, equal bytes mean equal weights."""
+        ...
+
+    def pieces(self, weight: PackedWeight) -> list[Piece]:
+        """The memory of a packed weight, in the order of its rows. Good for as long as the arrays live; not to be changed."""
+        ...
+
+    def room_for(self, pieces: Sequence[tuple[WeightFormat, int]], num_inputs: int) -> PackedWeight:
+        """A weight of pieces (format, rows) whose memory the caller fills in. Raises ``ValueError`` where it can be none."""
         ...

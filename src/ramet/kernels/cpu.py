@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ramet import _native
 from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Picks, RowLogprobs, Weight
+from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Picks, Piece, RowLogprobs, Weight, WeightFormat
 from ramet.kernels.cpu_program import CpuProgram
 from ramet.kernels.program import Program
 
@@ -63,6 +63,17 @@ class CpuBackend:
 
     def pack(self, parts: Iterable[Weight], num_outputs: int = 0) -> PackedWeight:
         return self._kernels.pack(((p.format, p.data, p.scales, p.mins) for p in parts), num_outputs)
+
+    @property
+    def layout(self) -> str:
+        """That of all instruction sets."""
+        return f"cpu {_native.packing_version}"
+
+    def pieces(self, weight: PackedWeight) -> list[Piece]:
+        return [Piece(*piece) for piece in _native.pieces(weight)]  # type: ignore[arg-type]
+
+    def room_for(self, pieces: Sequence[tuple[WeightFormat, int]], num_inputs: int) -> PackedWeight:
+        return self._kernels.room_for(list(pieces), num_inputs)
 
     def compile(self, program: Program) -> CpuProgram:
         return CpuProgram(self._kernels, program)

@@ -121,12 +121,12 @@ class Decoder:
         layers: list[_Layer] = []
         with Packer(tensors, backend, store) as packer:
             for i in range(spec.num_layers):
-                progress("packing weights", i, spec.num_layers + 1)
+                progress(store.doing, i, spec.num_layers + 1)
                 layers.append(_pack_layer(i, spec, tensors, packer))
-            progress("packing weights", spec.num_layers, spec.num_layers + 1)
+            progress(store.doing, spec.num_layers, spec.num_layers + 1)
             embed = packer.pack("embed")
             head = embed if spec.tie_embeddings else packer.pack("head")
-            progress("packing weights", spec.num_layers + 1, spec.num_layers + 1)
+            progress(store.doing, spec.num_layers + 1, spec.num_layers + 1)
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
         self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
         self._logits = backend.compile(_logits(spec, final_norm, head))

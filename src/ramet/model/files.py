@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ramet.errors import ModelError, shown
 
-__all__ = ["Fields", "few", "map_file", "parse_json", "plain", "read_json", "read_text", "release_pages", "size_of"]
+__all__ = [
+    "Fields",
+    "few",
+    "hash_array",
+    "map_file",
+    "mapped_files",
+    "parse_json",
+    "plain",
+    "read_json",
+    "read_text",
+    "release_pages",
+    "size_of",
+]
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_INT = 2**31 - 1
+_HASHED_BYTES = 64 << 20
 _MAX_NAME, _MAX_REASON = 100, 500  # characters of a file's names, and of what is wrong, in a message
 
 
@@ -56,15 +70,34 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
 
 def release_pages(arrays: Iterable[npt.NDArray[np.generic]]) -> None:
     """Let go of the memory of all mapped files that these arrays are views of; their pages are read again when asked for."""
-    for one in {id(found): found for found in map(_mapping, arrays) if found is not None}.values():
-        one.madvise(mmap.MADV_DONTNEED)
+    for mapped in _mapped(arrays):
+        pages: Any = mapped.base
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _mapping(array: npt.NDArray[np.generic]) -> mmap.mmap | None:
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base if isinstance(base, mmap.mmap) else None
+def mapped_files(arrays: Iterable[npt.NDArray[np.generic]]) -> tuple[Path, ...]:
+    """The files that these arrays are views of."""
+    return tuple(sorted({Path(mapped.filename) for mapped in _mapped(arrays) if mapped.filename is not None}))
+
+
+def hash_array(digest: hashlib._Hash, array: npt.NDArray[np.generic]) -> None:
+    """Add an array's bytes, letting go of a mapped file's pages on the way."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for at in range(0, len(data), _HASHED_BYTES):
+        digest.update(data[at : at + _HASHED_BYTES].data)
+        release_pages([array])
+
+
+def _mapped(arrays: Iterable[npt.NDArray[np.generic]]) -> list[np.memmap[Any, Any]]:
+    """The mappings behind arrays, each once."""
+    found: dict[int, np.memmap[Any, Any]] = {}
+    for array in arrays:
+        base: object = array
+        while isinstance(base, np.ndarray) and not (isinstance(base, np.memmap) and isinstance(base.base, mmap.mmap)):
+            base = base.base
+        if isinstance(base, np.memmap):
+            found[id(base)] = base
+    return list(found.values())
 
 
 def read_text(path: Path) -> str:

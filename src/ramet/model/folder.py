@@ -13,7 +13,7 @@ from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields, few, read_json, read_text, release_pages, size_of
+from ramet.model.files import Fields, few, hash_array, mapped_files, read_json, read_text, release_pages, size_of
 from ramet.model.grouped import CodedMatrix
 from ramet.model.hf_config import read_spec
 from ramet.model.quant_config import Stored, unpacked
@@ -51,6 +51,7 @@ def load_folder(folder: Path, served: int | None = None) -> Checkpoint:
     tensors = _FolderTensors(
         {name: (one, stored[one.file_name]) for name, one in expected.items()},
         raw,
+        folder / "config.json",
         json.dumps(config.raw("quantization_config"), sort_keys=True),
         HF_FAMILIES[spec.architecture].hf_norm_offset,
     )
@@ -84,13 +85,19 @@ def read_config(folder: Path, served: int | None = None) -> tuple[ModelSpec, Fie
 class _FolderTensors:
     """``Tensors`` over mapped safetensors files.
 
-    ``label``: what the meaning of ``raw``, the files' tensors, depends on beside their bytes. ``norm_offset`` is added to each
-    weight of a norm.
+    ``config`` is config.json's path, and ``label`` what of it the meaning of ``raw``, the files' tensors, depends on.
+    ``norm_offset`` is added to each weight of a norm.
     """
 
     def __init__(
-        self, stored: Mapping[str, tuple[Expected, Stored]], raw: Mapping[str, StoredTensor], label: str, norm_offset: float
+        self,
+        stored: Mapping[str, tuple[Expected, Stored]],
+        raw: Mapping[str, StoredTensor],
+        config: Path,
+        label: str,
+        norm_offset: float,
     ) -> None:
+        self._config = config
         self._stored = stored
         self._raw = raw
         self._label = label
@@ -118,11 +125,14 @@ class _FolderTensors:
     def release(self) -> None:
         release_pages(t.data for t in self._raw.values())
 
+    def files(self) -> tuple[Path, ...]:
+        return (self._config, *mapped_files(t.data for t in self._raw.values()))
+
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self._label.encode())
         for name, tensor in sorted(self._raw.items()):
             digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-            digest.update(np.ascontiguousarray(tensor.data).view(np.uint8).data)
+            hash_array(digest, tensor.data)
         return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import GGUF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields, release_pages
+from ramet.model.files import Fields, hash_array, mapped_files, release_pages
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_config import ROPE_TENSORS, dense_vector, read_gguf_spec
 from ramet.model.gguf_split import join_parts
@@ -76,11 +76,14 @@ class _GGUFTensors:
     def release(self) -> None:
         release_pages(tensor.blocks for _, tensor in self._tensors.values())
 
+    def files(self) -> tuple[Path, ...]:
+        return mapped_files(tensor.blocks for _, tensor in self._tensors.values())
+
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for name, tensor in sorted({place.file_name: tensor for place, tensor in self._tensors.values()}.items()):
             digest.update(f"{name} {tensor.type.name} {tensor.shape}\n".encode())
-            digest.update(tensor.blocks.data)
+            hash_array(digest, tensor.blocks)
         return digest.hexdigest()
 
 

@@ -22,17 +22,22 @@ _KEPT_BYTES = 16 << 20  # read of the file before its pages are let go of
 
 
 class WeightStore(Protocol):
-    """Where packed weights may be had from, and are kept for the next time."""
+    """Where packed weights may be had from, and are kept for the next time. ``doing`` says what a caller waits for."""
 
-    def get(self, name: str) -> PackedWeight | None:
-        """The weight that was put under this name; None where there is none."""
+    @property
+    def doing(self) -> str: ...
+
+    def get(self, name: str, shape: tuple[int, int]) -> PackedWeight | None:
+        """The weight that was put under this name, of this shape; None where it is to be packed."""
         ...
 
     def put(self, name: str, weight: PackedWeight) -> None: ...
 
 
 class _NoStore:
-    def get(self, name: str) -> None:
+    doing = "packing weights"
+
+    def get(self, name: str, shape: tuple[int, int]) -> None:
         return None
 
     def put(self, name: str, weight: PackedWeight) -> None:
@@ -62,9 +67,10 @@ class Packer:
     def pack(self, *names: str) -> PackedWeight:
         """The matrices stacked, in this order."""
         whole = "+".join(names)
-        weight = self._store.get(whole)
+        num_outputs, num_inputs = sum(self._tensors.shape(name)[0] for name in names), self._tensors.shape(names[0])[1]
+        weight = self._store.get(whole, (num_outputs, num_inputs))
         if weight is None:
-            weight = self._backend.pack(self._slabs(names), sum(self._tensors.shape(name)[0] for name in names))
+            weight = self._backend.pack(self._slabs(names), num_outputs)
             self._store.put(whole, weight)
         return weight
 

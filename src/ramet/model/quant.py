@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from ramet.kernels.reference import bf16_to_f32, f32_to_bf16
 from ramet.model.spec import ALL_ROWS, Checkpoint, Tensors
 
 __all__ = [
+    "CONVERSION_VERSION",
     "Float16",
     "as_float32",
     "as_half",
@@ -43,6 +45,10 @@ __all__ = [
 ]
 
 Float16: TypeAlias = npt.NDArray[np.float16]
+
+CONVERSION_VERSION = 1
+"""Of how files' values become what kernels hold: here, in grouped.py, packed.py and gguf_types.py. Whoever changes a bit of what
+comes out counts it up, as packed weights are kept under it."""
 
 _CHUNK_VALUES = 1 << 18  # values worked on at a time: 1 MiB of float32, which stays in a cache
 _FLOATS: Mapping[str, FloatFormat] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -167,6 +173,9 @@ class _Converted:
 
     def release(self) -> None:
         self._tensors.release()
+
+    def files(self) -> tuple[Path, ...]:
+        return self._tensors.files()
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._tensors.fingerprint()} {self._label}".encode()).hexdigest()

@@ -169,6 +169,10 @@ class Tensors(Protocol):
         """Let go of the memory that the pages of mapped files have in this process. What is asked for later is read again."""
         ...
 
+    def files(self) -> tuple[Path, ...]:
+        """Those that decide what is read."""
+        ...
+
     def fingerprint(self) -> str:
         """Hex SHA-256 of all that decides the arithmetic's input: every byte of the tensors. Reads the whole file."""
         ...
