@@ -84,4 +84,8 @@ struct Automaton {
 // Throws std::invalid_argument where the program is none, TooLarge where it costs too much.
 Automaton make_automaton(const int32_t* program, size_t size);
 
+// For each state the first one that goes on as it does for so many bytes: the same of these lead to some
+// state from both. Where that takes more than `max_work` edges each state is its own.
+std::vector<int32_t> alike(const Automaton& automaton, size_t num_bytes, size_t max_work);
+
 }  // namespace ramet

@@ -12,8 +12,13 @@ namespace {
 // Steps of an automaton for many bytes in a few states: the last states met have all of their bytes laid out.
 class Stepper {
 public:
-  explicit Stepper(const Automaton& automaton) : automaton_(automaton), laid_(kNumLaid) {
-    for (Laid& laid : laid_) laid.state = -1;
+  Stepper() : laid_(kNumLaid) { forget(); }
+
+  // From here on the steps are those of this automaton, whose number no other one has.
+  void begin(const Automaton& automaton, uint64_t number) {
+    if (number != number_) forget();
+    automaton_ = &automaton;
+    number_ = number;
   }
 
   // Where the bytes from a state lead, -1 for nowhere; until the next call.
@@ -22,7 +27,7 @@ public:
     if (laid.state != state) {
       laid.state = state;
       laid.to.fill(-1);
-      for (const Edge* e = automaton_.first(state); e < automaton_.past(state); ++e)
+      for (const Edge* e = automaton_->first(state); e < automaton_->past(state); ++e)
         std::fill(laid.to.begin() + e->lo, laid.to.begin() + e->hi + 1, e->to);
     }
     return laid.to.data();
@@ -34,11 +39,40 @@ private:
     int32_t state;
     std::array<int32_t, 256> to;
   };
-  const Automaton& automaton_;
+  void forget() {
+    for (Laid& laid : laid_) laid.state = -1;
+  }
+
+  const Automaton* automaton_ = nullptr;
+  uint64_t number_ = ~uint64_t{0};
   std::vector<Laid> laid_;
 };
 
 void set_bit(uint32_t* row, int32_t id) { row[id / 32] |= uint32_t{1} << (id % 32); }
+
+// Sets the bits of a trie's tokens that lead from a state to a state.
+void add_row(const Trie& trie, const Automaton& automaton, uint64_t number, int32_t state, uint32_t* row) {
+  thread_local Stepper step;  // one row's states are met again in the next one
+  step.begin(automaton, number);
+  std::vector<int32_t> states(trie.max_depth + 1);  // by depth, along the path to the node
+  states[0] = state;
+  const auto sentinel = static_cast<uint32_t>(trie.nodes.size() - 1);
+  for (uint32_t i = 0; i < sentinel;) {
+    const Trie::Node& node = trie.nodes[i];
+    const int32_t to = step(states[node.depth])[node.byte];
+    if (to < 0) {
+      i = node.past;
+      continue;
+    }
+    states[node.depth + 1] = to;
+    ++i;
+    for (uint32_t token = node.first_token; token < trie.nodes[i].first_token; ++token)
+      set_bit(row, trie.tokens[token]);
+  }
+}
+
+constexpr size_t kShortOf64 = 63;             // of 64 tokens, how many are short
+constexpr size_t kMaxWork = size_t{4} << 20;  // some 20 ms to find out which states are alike
 
 }  // namespace
 
@@ -81,11 +115,28 @@ Vocabulary::Vocabulary(const std::vector<std::string_view>& pieces, size_t num_w
     bytes_ += piece;
     begins_.push_back(static_cast<uint32_t>(bytes_.size()));
   }
-  tokens_.reserve(pieces.size());
+  std::vector<int32_t> ids, lengths;
   for (size_t id = 0; id < pieces.size(); ++id) {
-    if (!pieces[id].empty()) tokens_.push_back(static_cast<int32_t>(id));
+    if (pieces[id].empty()) continue;
+    ids.push_back(static_cast<int32_t>(id));
+    lengths.push_back(static_cast<int32_t>(pieces[id].size()));
   }
-  std::sort(tokens_.begin(), tokens_.end(), [&](int32_t a, int32_t b) {
+  if (!ids.empty()) {
+    const auto place = lengths.begin() + static_cast<std::ptrdiff_t>((lengths.size() - 1) * kShortOf64 / 64);
+    std::nth_element(lengths.begin(), place, lengths.end());
+    short_length_ = static_cast<size_t>(*place);
+  }
+  const auto longer = std::stable_partition(ids.begin(), ids.end(), [&](int32_t id) {
+    return piece(static_cast<size_t>(id)).size() <= short_length_;
+  });
+  long_ = trie_of({longer, ids.end()});
+  short_ = trie_of({ids.begin(), longer});
+}
+
+Trie Vocabulary::trie_of(std::vector<int32_t> ids) const {
+  Trie trie;
+  trie.tokens = std::move(ids);
+  std::sort(trie.tokens.begin(), trie.tokens.end(), [&](int32_t a, int32_t b) {
     const int order = piece(static_cast<size_t>(a)).compare(piece(static_cast<size_t>(b)));
     return order != 0 ? order < 0 : a < b;
   });
@@ -93,57 +144,57 @@ Vocabulary::Vocabulary(const std::vector<std::string_view>& pieces, size_t num_w
   std::string_view before;
   const auto leave = [&](size_t depth) {
     for (; path.size() > depth; path.pop_back())
-      nodes_[path.back()].past = static_cast<uint32_t>(nodes_.size());
+      trie.nodes[path.back()].past = static_cast<uint32_t>(trie.nodes.size());
   };
-  for (size_t i = 0; i < tokens_.size(); ++i) {
-    const std::string_view text = piece(static_cast<size_t>(tokens_[i]));
+  for (size_t i = 0; i < trie.tokens.size(); ++i) {
+    const std::string_view text = piece(static_cast<size_t>(trie.tokens[i]));
     const size_t common = static_cast<size_t>(
         std::mismatch(text.begin(), text.begin() + std::min(text.size(), before.size()), before.begin())
             .first -
         text.begin());
     leave(common);
     for (size_t depth = common; depth < text.size(); ++depth) {
-      path.push_back(static_cast<uint32_t>(nodes_.size()));
-      nodes_.push_back(
+      path.push_back(static_cast<uint32_t>(trie.nodes.size()));
+      trie.nodes.push_back(
           {0, static_cast<uint32_t>(i), static_cast<uint32_t>(depth), static_cast<uint8_t>(text[depth])});
     }
-    max_depth_ = std::max(max_depth_, text.size());
+    trie.max_depth = std::max(trie.max_depth, text.size());
     before = text;
   }
   leave(0);
-  nodes_.push_back({0, static_cast<uint32_t>(tokens_.size()), 0, 0});
+  trie.nodes.push_back({0, static_cast<uint32_t>(trie.tokens.size()), 0, 0});
+  return trie;
 }
 
-void Vocabulary::find_row(const Automaton& automaton, int32_t state, uint32_t* row) const {
+void Vocabulary::find_short(const Automaton& automaton, uint64_t number, int32_t state, uint32_t* row) const {
   std::memset(row, 0, num_words_ * sizeof(uint32_t));
-  Stepper step(automaton);
-  std::vector<int32_t> states(max_depth_ + 1);  // by depth, along the path to the node
-  states[0] = state;
-  const auto sentinel = static_cast<uint32_t>(nodes_.size() - 1);
-  for (uint32_t i = 0; i < sentinel;) {
-    const Node& node = nodes_[i];
-    const int32_t to = step(states[node.depth])[node.byte];
-    if (to < 0) {
-      i = node.past;
-      continue;
-    }
-    states[node.depth + 1] = to;
-    ++i;
-    for (uint32_t token = node.first_token; token < nodes_[i].first_token; ++token)
-      set_bit(row, tokens_[token]);
-  }
+  add_row(short_, automaton, number, state, row);
+}
+
+void Vocabulary::add_long(const Automaton& automaton, uint64_t number, int32_t state, uint32_t* row) const {
+  add_row(long_, automaton, number, state, row);
 }
 
 TokenAutomaton::TokenAutomaton(std::shared_ptr<Vocabulary> vocabulary, Automaton automaton)
-    : vocabulary_(std::move(vocabulary)), automaton_(std::move(automaton)), slots_(automaton_.num_states()) {
+    : vocabulary_(std::move(vocabulary)),
+      automaton_(std::move(automaton)),
+      like_(alike(automaton_, vocabulary_->short_length(), kMaxWork)),
+      is_shared_(automaton_.num_states()),
+      slots_(automaton_.num_states()),
+      short_slots_(automaton_.num_states()) {
   static std::atomic<uint64_t> next_number{0};
   number_ = next_number++;
+  for (size_t state = 0; state < like_.size(); ++state) {
+    const auto first = static_cast<size_t>(like_[state]);
+    if (first != state) is_shared_[first] = true;
+  }
   for (std::atomic<int32_t>& slot : slots_) slot = -1;
+  for (std::atomic<int32_t>& slot : short_slots_) slot = -1;
 }
 
 size_t TokenAutomaton::num_bytes() const {
   return sizeof *this + automaton_.edges.size() * sizeof(Edge) +
-         automaton_.num_states() * (sizeof(uint32_t) + 1 + sizeof slots_[0]);
+         automaton_.num_states() * (sizeof(uint32_t) + 1 + sizeof like_[0] + 2 * sizeof slots_[0]);
 }
 
 bool TokenAutomaton::copy_row(int32_t state, uint32_t* row) const {
@@ -151,8 +202,15 @@ bool TokenAutomaton::copy_row(int32_t state, uint32_t* row) const {
 }
 
 void TokenAutomaton::make_row(int32_t state, uint32_t* row) const {
-  vocabulary_->find_row(automaton_, state, row);
-  slots_[static_cast<size_t>(state)] = vocabulary_->rows().keep({number_, state}, row);
+  RowTable& rows = vocabulary_->rows();
+  const int32_t first = like_[static_cast<size_t>(state)];
+  std::atomic<int32_t>& slot = short_slots_[static_cast<size_t>(first)];
+  if (!rows.copy(slot, {number_, ~first}, row)) {
+    vocabulary_->find_short(automaton_, number_, first, row);
+    if (is_shared_[static_cast<size_t>(first)]) slot = rows.keep({number_, ~first}, row);
+  }
+  vocabulary_->add_long(automaton_, number_, state, row);
+  slots_[static_cast<size_t>(state)] = rows.keep({number_, state}, row);
 }
 
 Walk::Walk(std::shared_ptr<const TokenAutomaton> of, std::vector<int32_t> ending)

@@ -19,7 +19,7 @@ public:
 
   struct Key {
     uint64_t automaton;
-    int32_t state;
+    int32_t state;  // ~state for the part of its row that is of short tokens
     bool operator==(const Key& other) const { return automaton == other.automaton && state == other.state; }
   };
   // Copies the row in `slot` if it is (still) that of the key.
@@ -43,7 +43,20 @@ private:
   size_t hand_ = 0;
 };
 
-// The texts of all tokens as a trie, and the rows of all automata over it. Nothing but the rows ever changes.
+// Texts in preorder.
+struct Trie {
+  struct Node {
+    uint32_t past,
+        first_token;  // after all nodes that begin as this one does; its tokens are up to the next one's
+    uint32_t depth;   // of its byte: 0 for the first of a text
+    uint8_t byte;
+  };
+  std::vector<Node> nodes;
+  std::vector<int32_t> tokens;
+  size_t max_depth = 0;
+};
+
+// The texts of all tokens, and the rows of all automata over them. Nothing but the rows ever changes.
 class Vocabulary {
 public:
   // `pieces` are by id; an empty one is never text. A row has `num_words` words of 32 bits.
@@ -54,23 +67,23 @@ public:
   std::string_view piece(size_t id) const {
     return std::string_view(bytes_).substr(begins_[id], begins_[id + 1] - begins_[id]);
   }
-  // Sets the bits of the tokens that lead from a state to a state, and clears the others.
-  void find_row(const Automaton& automaton, int32_t state, uint32_t* row) const;
+  // Most tokens have at most so many bytes.
+  size_t short_length() const { return short_length_; }
+  // Sets the bits of the short tokens that lead from a state to a state, and clears all others. `number` is
+  // the automaton's own.
+  void find_short(const Automaton& automaton, uint64_t number, int32_t state, uint32_t* row) const;
+  // Sets those of the long ones.
+  void add_long(const Automaton& automaton, uint64_t number, int32_t state, uint32_t* row) const;
   RowTable& rows() { return rows_; }
 
 private:
-  // Nodes in preorder. `past` is the node after all that begin as this one does.
-  struct Node {
-    uint32_t past, first_token;  // its tokens are those up to the next node's first
-    uint32_t depth;              // of its byte: 0 for the first of a text
-    uint8_t byte;
-  };
+  Trie trie_of(std::vector<int32_t> ids) const;
+
   const size_t num_words_;
   std::string bytes_;
   std::vector<uint32_t> begins_;
-  std::vector<Node> nodes_;
-  std::vector<int32_t> tokens_;
-  size_t max_depth_ = 0;
+  size_t short_length_ = 0;
+  Trie short_, long_;
   RowTable rows_;
 };
 
@@ -87,13 +100,16 @@ public:
 
   // Copies the row of a state if it is kept.
   bool copy_row(int32_t state, uint32_t* row) const;
+  // States that no short token tells apart share that part of their rows.
   void make_row(int32_t state, uint32_t* row) const;
 
 private:
   std::shared_ptr<Vocabulary> vocabulary_;
   Automaton automaton_;
-  uint64_t number_;  // no other automaton of the process has it
-  mutable std::vector<std::atomic<int32_t>> slots_;
+  uint64_t number_;              // no other automaton of the process has it
+  std::vector<int32_t> like_;    // by state: the first that no short token tells from it
+  std::vector<bool> is_shared_;  // of such a first one: whether it stands for others
+  mutable std::vector<std::atomic<int32_t>> slots_, short_slots_;  // of whole rows, and of their short parts
 };
 
 // Where one sequence stands: the states it has been in. One thread at a time.

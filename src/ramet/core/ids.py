@@ -62,6 +62,10 @@ class IntBuffer:
             raise IndexError(start + len(values))
         self._data[start : start + len(values)] = values
 
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` values, or all where there are fewer."""
+        self._size = min(self._size, length)
+
     def clear(self) -> None:
         self._size = 0
 

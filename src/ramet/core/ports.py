@@ -10,7 +10,10 @@ from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Pending", "Runner", "Worker"]
+__all__ = ["MAX_FORCED_BYTES", "CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Pending", "Runner", "Worker"]
+
+MAX_FORCED_BYTES = 512
+"""So far ahead do matchers look: more than a step's drafts hold."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -67,8 +70,8 @@ class Matcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """What every text that can come from here begins with; empty where there is more than one way on, or it is not
-        looked for. Changes nothing.
+        """What every text that can come from here begins with, up to ``MAX_FORCED_BYTES``; empty where there is more than one
+        way on, or it is not looked for. Changes nothing.
 
         It may stop short of all that is forced, and may be cut inside a character.
         """

@@ -132,10 +132,12 @@ class KVManager:
     def commit(self, seq: Sequence) -> None:
         """Publish every whole page of computed tokens. Idempotent. The step that filled them must have finished.
 
-        Pages that another sequence published first are swapped for those, and its own go back to the pool.
+        Pages that another sequence published first are swapped for those, and its own go back to the pool. So do those beyond its
+        tokens, which guesses that failed were to fill: nobody shall find the pool empty for them.
         """
         if seq.lock is None:
             return
+        self._trim(seq)
         start, stop = seq.lock.num_pages, seq.num_computed_tokens // self.page_size
         if stop <= start:
             return
@@ -145,6 +147,12 @@ class KVManager:
         seq.pages.replace(start, inserted.pages)
         self.pool.transfer(own, Owner.PRIVATE, Owner.CACHED)
         self.pool.transfer(inserted.duplicates, Owner.CACHED, Owner.FREE)
+
+    def _trim(self, seq: Sequence) -> None:
+        needed = self._pages_for(max(len(seq.tokens), seq.num_computed_tokens + seq.num_in_flight_tokens))
+        if needed < len(seq.pages):
+            self.pool.transfer(seq.pages.view(needed).copy(), Owner.PRIVATE, Owner.FREE)
+            seq.pages.truncate(needed)
 
     def release(self, seq: Sequence) -> None:
         """Take lock and pages back, of whatever sequence and as often as you like; what was not committed is lost."""

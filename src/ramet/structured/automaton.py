@@ -14,6 +14,7 @@ import numpy as np
 from ramet._native import TokenAutomaton, TooLarge, Vocabulary, Walk
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
+from ramet.core.ports import MAX_FORCED_BYTES
 from ramet.errors import GrammarError
 from ramet.structured.regex import RegexBudget
 from ramet.structured.regex_syntax import UnknownSyntax, program_of_choices, program_of_regex
@@ -21,7 +22,6 @@ from ramet.structured.regex_syntax import UnknownSyntax, program_of_choices, pro
 __all__ = ["Automata", "AutomatonMatcher"]
 
 _MAX_ROW_BYTES = 64 * 1024 * 1024  # 10,000 states of 49,000 tokens, 3,000 of 150,000
-_MAX_FORCED = 512  # bytes that are looked ahead
 
 
 class Automata:
@@ -113,4 +113,4 @@ class AutomatonMatcher:
         return self._walk.count_allowed(token_ids)
 
     def forced_bytes(self) -> bytes:
-        return self._walk.forced(_MAX_FORCED)
+        return self._walk.forced(MAX_FORCED_BYTES)

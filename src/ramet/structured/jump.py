@@ -17,7 +17,6 @@ __all__ = ["JumpForward", "Speller"]
 _MAX_PLACES = 20_000
 _MAX_OWN_PLACES = 1_000
 _MAX_DRAFTS = 48
-_MAX_TEXT = 512  # bytes that are spelt, and kept as a place, at most: more than the drafts hold
 _DOUBT = 0.2  # of what was seen at a place once: forced text is cut in few ways, and what is open may go on anyhow
 _OPEN_DOUBT = 1.0
 _NO_TOKEN = -1  # before a prompt of one
@@ -73,7 +72,7 @@ class JumpForward:
         trust = 1.0
         self._places = []
         while True:
-            forced = self._matcher.forced_bytes()[:_MAX_TEXT]
+            forced = self._matcher.forced_bytes()
             token_ids: list[int] = []
             for guess, place in self._speller.spell(forced) if forced else self._usual(drafts):
                 trust *= guess.trust

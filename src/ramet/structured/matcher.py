@@ -8,6 +8,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from ramet.core.ids import UInt32
+from ramet.core.ports import MAX_FORCED_BYTES
 from ramet.errors import GrammarError
 from ramet.structured.digits import Watch
 from ramet.structured.guides import Guide
@@ -79,7 +80,7 @@ class GuidanceMatcher:
 
     def forced_bytes(self) -> bytes:
         forced = self._copy.compute_ff_bytes() if self._looks_ahead else b""
-        return b"" if self._is_spoilt() else forced
+        return b"" if self._is_spoilt() else forced[:MAX_FORCED_BYTES]
 
     def rollback(self, num_tokens: int) -> None:
         del self._token_ids[len(self._token_ids) - num_tokens :]

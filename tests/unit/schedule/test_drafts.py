@@ -75,6 +75,29 @@ def test_nobody_is_preempted_for_a_guess() -> None:
     bench.check_against_cold()
 
 
+def test_guesses_that_fail_leave_no_pages_behind() -> None:
+    """As many are preempted as without guesses, which in a pool so small would else find it empty a step too early."""
+
+    class Wrong(Oracle):
+        def propose(self, most: int, least: float) -> list[int]:
+            return [(one + 1) % VOCAB_SIZE for one in super().propose(most, least)]
+
+    for num_pages in range(32, 62, 10):
+        counts = []
+        answers = ColdAnswers()
+        for drafters in (lambda seq: None, lambda seq: Wrong(seq, answers(seq), VOCAB_SIZE)):  # noqa: B023
+            bench = Bench(drafters=drafters, page_size=1, num_pages=num_pages, cache="null")
+            for i in range(3):
+                bench.submit([5, 6, 7, i + 20], temperature=0, max_tokens=18 - i, ignore_eos=True)
+            while bench.engine.has_work:
+                bench.step()
+                for seq in bench.scheduler.sequences:
+                    assert len(seq.pages) <= len(seq.tokens)
+            counts.append(bench.engine.stats().scheduler.num_preemptions)
+            bench.check_idle()
+        assert counts[0] == counts[1], num_pages
+
+
 def test_an_aborted_sequence_tells_nothing_of_a_step_with_guesses() -> None:
     bench = guessing()
     request_id = bench.submit([5, 6, 7], temperature=0, max_tokens=30, ignore_eos=True)
