@@ -285,6 +285,63 @@ void check_prologue(Kernels& kernels, Format format, int64_t rows) {
   compare(SiluMul(), 2 * k);
 }
 
+// Weights of the chosen experts against plain loops; then a mixture against one product after the other, a
+// row at a time: the same bits, whoever is beside it.
+void check_experts(Kernels& kernels, Format format, int64_t num, int64_t num_chosen) {
+  Random random;
+  const int64_t rows = 9, k = 64, inner = 32;
+  const std::string name = kernels.ops().name;
+  const std::vector<float> scores = random.reals(rows * num), x = random.reals(rows * k);
+  for (const bool is_normalized : {false, true}) {
+    std::vector<float> routing = scores, want(scores.size());
+    kernels.choose_experts(routing.data(), rows, num, num_chosen, is_normalized);
+    for (int64_t t = 0; t < rows; ++t) {
+      const float* row = &scores[static_cast<size_t>(t * num)];
+      std::vector<int64_t> order(static_cast<size_t>(num));
+      for (int64_t e = 0; e < num; ++e) order[static_cast<size_t>(e)] = e;
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row[a] > row[b]; });
+      double total = 0;
+      for (int64_t i = 0; i < (is_normalized ? num_chosen : num); ++i)
+        total += std::exp(double{row[order[static_cast<size_t>(i)]]});
+      for (int64_t i = 0; i < num_chosen; ++i) {
+        const int64_t e = order[static_cast<size_t>(i)];
+        want[static_cast<size_t>(t * num + e)] = static_cast<float>(std::exp(double{row[e]}) / total);
+      }
+    }
+    expect_near(routing, want, 1e-6f, name + " choose_experts");
+    for (size_t i = 0; i < want.size(); ++i)
+      expect((routing[i] == 0) == (want[i] == 0), name + " choose_experts: which");
+
+    std::vector<PackedWeight> gate_up(static_cast<size_t>(num)), down(gate_up.size());
+    std::vector<Expert> experts;
+    for (size_t e = 0; e < gate_up.size(); ++e) {
+      kernels.pack(make_sample(random, format, 2 * inner, k).part, gate_up[e]);
+      kernels.pack(make_sample(random, format, k, inner).part, down[e]);
+      experts.push_back({gate_up[e], down[e]});
+    }
+    std::vector<float> mixed(x.size()), made(static_cast<size_t>(2 * inner)), out(static_cast<size_t>(k));
+    kernels.mix_experts({x.data(), rows, k}, Prologue(), {routing.data(), rows, num}, experts, SiluMul(),
+                        mixed.data());
+    for (int64_t t = 0; t < rows; ++t) {
+      std::vector<float> sum(static_cast<size_t>(k));
+      for (int64_t e = 0; e < num; ++e) {
+        const float weight = routing[static_cast<size_t>(t * num + e)];
+        if (weight == 0) continue;
+        kernels.product({x.data() + t * k, 1, k}, Prologue(), gate_up[static_cast<size_t>(e)],
+                        {nullptr, made.data(), 2 * inner, false});
+        kernels.product({made.data(), 1, 2 * inner}, SiluMul(), down[static_cast<size_t>(e)],
+                        {nullptr, out.data(), k, false});
+        for (size_t i = 0; i < sum.size(); ++i) {
+          const float part = out[i] * weight;  // rounded before it is added
+          sum[i] += part;
+        }
+      }
+      expect(std::memcmp(sum.data(), mixed.data() + t * k, sum.size() * sizeof(float)) == 0,
+             name + " mix_experts");
+    }
+  }
+}
+
 // Rows with every list and filter, so that scratch is used to its ends: what is chosen is allowed, greedy
 // rows take the best, and logprobs are right.
 void check_sampling(Kernels& kernels, int64_t vocab_size) {
@@ -369,8 +426,10 @@ int main() {
         check_linear(kernels, format, 37, 96);
         check_linear(kernels, format, 16, 32);
         for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
+        check_experts(kernels, format, 5, 2);
       }
       check_linear(kernels, Format::f32, 5, 7);
+      check_experts(kernels, Format::f32, 33, 1);
       for (const KVFormat kv : {KVFormat::f32, KVFormat::bf16, KVFormat::int8}) {
         check_attention(kernels, kv, 24, 16, {0.5f});
         check_attention(kernels, kv, 64, 3, {0.5f});

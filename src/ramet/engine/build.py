@@ -59,7 +59,7 @@ class TextParts:
 class EngineParts:
     """A built engine, its edge's text, and what else there is to know of it.
 
-    ``page_bytes`` are of all layers; ``products`` the weights of a step's matrix products, in order.
+    ``page_bytes`` are of all layers; ``products`` as ``Decoder`` has them.
     """
 
     engine: Engine

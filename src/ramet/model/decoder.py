@@ -61,6 +61,10 @@ class _Mlp:
     def packed(self) -> dict[str, PackedWeight]:
         return {"gate_up": self.gate_up, "down": self.down}
 
+    @property
+    def products(self) -> dict[str, PackedWeight]:
+        return self.packed
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mixture:
@@ -72,8 +76,16 @@ class _Mixture:
 
     @property
     def packed(self) -> dict[str, PackedWeight]:
+        return self._of(self.experts)
+
+    @property
+    def products(self) -> dict[str, PackedWeight]:
+        """The weights that one row meets: as many experts as it has, whichever they are."""
+        return self._of(self.experts[: self.spec.num_chosen])
+
+    def _of(self, experts: Sequence[Expert]) -> dict[str, PackedWeight]:
         found = {"router": self.router}
-        for i, expert in enumerate(self.experts):
+        for i, expert in enumerate(experts):
             found |= {f"experts.{i}.gate_up": expert.gate_up, f"experts.{i}.down": expert.down}
         return found
 
@@ -103,12 +115,18 @@ class _Layer:
         """By name, in the order in which a step reads them."""
         return {"qkv": self.qkv, "out": self.out} | self.mlp.packed
 
+    @property
+    def products(self) -> dict[str, PackedWeight]:
+        """Those that a step of one row reads."""
+        return {"qkv": self.qkv, "out": self.out} | self.mlp.products
+
 
 class Decoder:
     """A model's weights on one backend. Stateless between calls but for the table of rotary angles.
 
-    ``products`` are the weights of a step's matrix products, in order: ``layers.0.qkv`` and so on, ``head`` last. Weights are
-    had from ``store``, or packed (packing.py); the checkpoint's own arrays are not kept.
+    ``products`` are the weights of the matrix products of a step of one row, in order: ``layers.0.qkv`` and so on, ``head`` last;
+    of experts as many as a row has. ``nbytes`` are the bytes of all packed weights. They are had from ``store``, or packed
+    (packing.py); the checkpoint's own arrays are not kept.
     """
 
     def __init__(
@@ -130,13 +148,9 @@ class Decoder:
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
         self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
         self._logits = backend.compile(_logits(spec, final_norm, head))
-        self._embed_nbytes = 0 if embed is head else embed.nbytes  # what is looked up alone
         self.products: Mapping[str, PackedWeight] = _products(layers, head)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weights."""
-        return self._embed_nbytes + sum(weight.nbytes for weight in self.products.values())
+        self.nbytes = sum(weight.nbytes for layer in layers for weight in layer.packed.values())
+        self.nbytes += embed.nbytes + (0 if head is embed else head.nbytes)
 
     def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32) -> Float32:
         """float32[len(rows), hidden]: what the last layer gives for these rows of the batch, before the final norm.
@@ -157,7 +171,7 @@ class Decoder:
 
 
 def _products(layers: Sequence[_Layer], head: PackedWeight) -> dict[str, PackedWeight]:
-    of_layers = {f"layers.{i}.{name}": weight for i, layer in enumerate(layers) for name, weight in layer.packed.items()}
+    of_layers = {f"layers.{i}.{name}": weight for i, layer in enumerate(layers) for name, weight in layer.products.items()}
     return of_layers | {"head": head}
 
 

@@ -74,3 +74,14 @@ def test_logits_of_a_row_do_not_depend_on_its_neighbours(tmp_path: Path) -> None
 def test_no_rows_no_logits(tmp_path: Path) -> None:
     sequence = OneSequence(checkpoint_of("llama", tmp_path), make_backend("cpu", threads=1))
     assert sequence.decoder.logits(np.empty((0, 64), np.float32)).shape == (0, 304)
+
+
+def test_of_experts_a_row_reads_those_it_has(tmp_path: Path) -> None:
+    spec = TINY_MODELS["qwen3moe"].config
+    decoder = Decoder(checkpoint_of("qwen3moe", tmp_path), make_backend("cpu", threads=1))
+    experts = [name for name in decoder.products if "layers.1.experts" in name]
+    assert len(experts) == 2 * spec["num_experts_per_tok"]
+    one = sum(decoder.products[name].nbytes for name in experts[:2])
+    left = spec["num_hidden_layers"] * (spec["num_experts"] - spec["num_experts_per_tok"]) * one
+    table = decoder.products["head"].nbytes  # the embedding, which is looked up
+    assert decoder.nbytes == sum(weight.nbytes for weight in decoder.products.values()) + left + table
