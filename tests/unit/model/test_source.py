@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from one_sequence import OneSequence
 from tiny_models import TINY_MODELS, write_folder, write_gguf
 
 from ramet.config import ModelConfig
 from ramet.errors import ConfigError, ModelError
+from ramet.kernels.registry import make_backend
 from ramet.model import demo
 from ramet.model.demo import DEMO_FILE, cache_folder, fetch_demo_model
 from ramet.model.source import open_model, resolve
@@ -206,3 +210,49 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMET_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot make the cache folder .*RAMET_CACHE names another"):
         cache_folder()
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", "x" * 4096, "nul\0.safetensors"]
+)
+def test_t31_a_folder_names_no_file_outside_it(name: str, tmp_path: Path) -> None:
+    folder = write_folder(LLAMA, tmp_path / "tiny")
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(ModelError, match=r"is no \.safetensors file name|is not in the folder") as caught:
+        open_model(ModelConfig(model=str(folder)))
+    assert len(str(caught.value)) < 400
+
+
+def test_t31_names_of_the_command_line_open_what_they_name_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever types a path may open it; a link is followed, a device is not read."""
+    monkeypatch.chdir(tmp_path)
+    write_folder(LLAMA, tmp_path / "real")
+    (tmp_path / "link").symlink_to("real")
+    assert open_model(ModelConfig(model="link")).spec.num_layers == 2
+    (tmp_path / "loop").symlink_to("loop")
+    for name in (
+        "/dev/zero",
+        "loop",
+        "real/../absent",
+        "org/..",
+        "org/../real.gguf",
+        "a\0b/c",
+        "org/name/../../x.gguf",
+        "y" * 4096,
+    ):
+        with pytest.raises(ModelError) as caught:
+            open_model(ModelConfig(model=name))
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+def test_file_that_shrinks_after_it_was_loaded_hurts_nobody(tmp_path: Path) -> None:
+    """Weights are packed copies: a model's file may be cut off, changed or deleted under a running engine."""
+    for folder in (write_folder(LLAMA, tmp_path / "tiny"), write_folder(LLAMA, tmp_path / "other", dtype="BF16")):
+        checkpoint = open_model(ModelConfig(model=str(folder)))
+        sequence = OneSequence(checkpoint, make_backend("cpu", threads=1))
+        before = sequence.feed([1, 2, 3])
+        os.truncate(folder / "model.safetensors", 10)
+        sequence.length = 0
+        assert np.array_equal(sequence.feed([1, 2, 3]), before)
