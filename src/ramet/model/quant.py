@@ -111,14 +111,15 @@ def quantize_int4(weight: Weight) -> Weight:
 
 def fit_int8(groups: Float32) -> tuple[Float32, Float16]:
     """Codes [n, K] and scales [n, K / 32] of float32[n, K / 32, 32]."""
-    scales = as_half(np.abs(groups).max(axis=2) / np.float32(127))
+    scales = as_half(np.abs(_members(groups)).max(axis=0).reshape(groups.shape[:2]) / np.float32(127))
     return _codes(groups, scales, -127, 127), scales
 
 
 def fit_int4(groups: Float32) -> tuple[Float32, Float16, Float16]:
     """Codes [n, K], scales and minima [n, K / 32] of float32[n, K / 32, 32]."""
-    low = groups.min(axis=2)
-    scales, mins = as_half((groups.max(axis=2) - low) / np.float32(15)), as_half(low)
+    members = _members(groups)
+    low, high = (found.reshape(groups.shape[:2]) for found in (members.min(axis=0), members.max(axis=0)))
+    scales, mins = as_half((high - low) / np.float32(15)), as_half(low)
     return _codes(groups - mins.astype(np.float32)[:, :, None], scales, 0, 15), scales, mins
 
 
@@ -233,8 +234,15 @@ def as_half(values: Float32) -> Float16:
     return halves
 
 
+def _members(groups: Float32) -> Float32:
+    """float32[32, n * G]: the first of every group, the second, and so on. Over these rows numpy reduces four times as fast."""
+    return np.ascontiguousarray(groups.reshape(-1, groups.shape[2]).T)
+
+
 def _codes(groups: Float32, scales: Float16, low: int, high: int) -> Float32:
     """float32[n, K]: whole numbers; 0 where the scale is 0."""
     wide = scales.astype(np.float32)[:, :, None]
-    codes = np.divide(groups, wide, out=np.zeros_like(groups), where=wide > 0)
-    return np.clip(np.rint(codes), low, high).reshape(len(groups), -1)
+    wide[wide == 0] = np.inf
+    codes: Float32 = groups / wide
+    np.rint(codes, out=codes)
+    return np.clip(codes, low, high, out=codes).reshape(len(groups), -1)
