@@ -38,6 +38,28 @@ void make_layers(Layers* self, const std::vector<std::pair<Store, Store>>& store
   new (self) Layers(std::move(layers));
 }
 
+// For each product of a model what is done to it, or nothing: (down, ups), an up being (weight, first rank, first
+// output, scale). The caller keeps the weights.
+void make_adapter(Adapter* self, const nb::list& given) {
+  Adapter adapter;
+  for (const nb::handle one : given) {
+    LowRank& change = adapter.changes.emplace_back();
+    if (one.is_none()) continue;
+    const auto pair = nb::cast<nb::tuple>(one);
+    change.down = &nb::cast<const PackedWeight&>(pair[0]);
+    for (const nb::handle up : nb::cast<nb::list>(pair[1])) {
+      const auto four = nb::cast<nb::tuple>(up);
+      const auto& weight = nb::cast<const PackedWeight&>(four[0]);
+      const auto first_rank = nb::cast<int64_t>(four[1]), first_output = nb::cast<int64_t>(four[2]);
+      require(weight.parts.size() == 1, "an up is one matrix");
+      require(first_rank >= 0 && first_rank + weight.k <= change.down->n && first_output >= 0,
+              "an up reads ranks that down gives");
+      change.ups.push_back({&weight, first_rank, first_output, nb::cast<float>(four[3])});
+    }
+  }
+  new (self) Adapter(std::move(adapter));
+}
+
 // A step as its name and arguments; what it points to is kept by the caller.
 std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>& widths) {
   const auto name = nb::cast<std::string>(given[0]);
@@ -81,6 +103,9 @@ std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>
     }
     return std::make_unique<MixExperts>(id(1), prologue(2), id(3), std::move(experts), prologue(5), id(6));
   }
+  if (name == "adapt") {
+    return std::make_unique<Adapt>(id(1), prologue(2), nb::cast<size_t>(given[3]), id(4), widths);
+  }
   if (name == "take_rows") return std::make_unique<TakeRows>(id(1), id(2));
   throw std::invalid_argument("unknown step " + name);
 }
@@ -102,7 +127,8 @@ void run(Program& self, Kernels& kernels, const Feed& feed, const Array<float, 2
 
 void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids& slots, const Ids& wanted,
                 const Array<const float, 2>& cos, const Array<const float, 2>& sin, const Plan& plan,
-                const Layers& layers, const Array<float, 2>& out) {
+                const Layers& layers, const Ids& adapter_of, const nb::list& adapters,
+                const Array<float, 2>& out) {
   require(slots.size() == token_ids.size(), "there is a slot for each token");
   require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin are of one shape");
   Feed feed;
@@ -114,6 +140,9 @@ void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids
   feed.angles = {cos.data(), sin.data(), dim(cos, 0), dim(cos, 1)};
   feed.plan = &plan;
   feed.layers = &layers.kv;
+  for (const nb::handle adapter : adapters) feed.adapters.push_back(&nb::cast<const Adapter&>(adapter));
+  require(adapters.size() == 0 || adapter_of.size() == token_ids.size(), "each token has an adapter or none");
+  feed.adapter_of = adapter_of.data();
   run(self, kernels, feed, out);
 }
 
@@ -139,11 +168,12 @@ void bind_program(nb::module_& m) {
   nb::class_<GeluMul, Prologue>(m, "GeluMul").def(nb::init<>());
   nb::class_<Scale, Prologue>(m, "Scale").def(nb::init<float>());
   nb::class_<Layers>(m, "Layers").def("__init__", &make_layers, nb::keep_alive<1, 2>());
+  nb::class_<Adapter>(m, "Adapter").def("__init__", &make_adapter, nb::keep_alive<1, 2>());
   nb::class_<Program>(m, "Program")
       .def("__init__", &make_program, nb::keep_alive<1, 3>())
       .def("run_tokens", &run_tokens, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
-           nb::arg().noconvert())
+           nb::arg().noconvert(), nb::arg(), nb::arg().noconvert())
       .def("run_rows", &run_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert().none(),
            nb::arg().noconvert())
       .def("profile", &Program::profile)

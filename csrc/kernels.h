@@ -112,6 +112,24 @@ struct Expert {
   const PackedWeight &gate_up, &down;
 };
 
+// What an adapter does to a product: it adds, from output `first_output` on, up times (down times row) times
+// scale. One `down` serves several ups: each reads its own of what it gives.
+struct LowRank {
+  struct Up {
+    const PackedWeight* weight;  // one matrix
+    int64_t first_rank, first_output;
+    float scale;
+  };
+  const PackedWeight* down = nullptr;  // null: the product stays as it is
+  std::vector<Up> ups;
+};
+
+// Rows that have one adapter, in rising order.
+struct Adapted {
+  const LowRank* change;
+  std::vector<int64_t> rows;
+};
+
 // Memory for the rows that a product is of.
 struct Inputs {
   Scratch row, rows, codes, groups, halves;
@@ -161,6 +179,9 @@ public:
   // experts whose weight in `routing` is not zero, in their order.
   void mix_experts(const Rows& x, const Prologue& prologue, const Rows& routing,
                    const std::vector<Expert>& experts, const Prologue& gate, float* y);
+  // y += what their adapters make of the rows that have one; `ldy` floats are between rows of y.
+  void adapt(const Rows& x, const Prologue& prologue, const std::vector<Adapted>& groups, int64_t ldy,
+             float* y);
   // sum += what the prologue makes of x; rows of `width` numbers.
   void add_made(const Rows& x, const Prologue& prologue, int64_t width, float* sum);
   void rope(float* x, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t head_dim,
@@ -206,6 +227,12 @@ private:
   struct {
     Scratch rows, chosen, inner, made;
   } mixing_;
+  struct Ranks {
+    Inputs inputs;
+    Scratch made;
+  };
+  std::vector<Ranks> ranks_;  // one a group
+  Scratch adapted_;
 };
 
 }  // namespace ramet

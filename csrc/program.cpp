@@ -19,6 +19,11 @@ Rows Frame::rows(int id) const {
 
 float* Frame::out(int id) { return const_cast<float*>(rows(id).x); }
 
+int32_t Frame::adapter_of(int id, int64_t row) const {
+  const bool is_wanted = program_.registers_[static_cast<size_t>(id)].is_wanted_rows;
+  return feed.adapter_of[is_wanted ? feed.wanted[begin + row] : begin + row];
+}
+
 Program::Program(const std::vector<int64_t>& widths, std::vector<std::unique_ptr<Step>> steps, int result)
     : steps_(std::move(steps)), result_(result) {
   for (const auto& step : steps_) step->check_widths(widths);
@@ -82,6 +87,10 @@ void Program::add_segments() {
 
 void Program::check(const Feed& feed) const {
   require_below(feed.wanted, feed.num_wanted, feed.num_rows, "wanted rows");
+  if (!feed.adapters.empty()) {
+    require_below(feed.adapter_of, feed.num_rows, static_cast<int64_t>(feed.adapters.size()) + 1,
+                  "adapters of rows");
+  }
   for (const auto& step : steps_) step->check(feed);
   if (feed.plan == nullptr || feed.layers == nullptr) return;
   require_below(feed.plan->positions.data(), feed.num_rows, feed.angles.num_positions, "positions");

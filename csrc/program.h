@@ -14,6 +14,11 @@
 
 namespace ramet {
 
+// What an adapter does to a model's products, by the number of each.
+struct Adapter {
+  std::vector<LowRank> changes;
+};
+
 // What changes from run to run. What a program does not read may be null.
 struct Feed {
   int64_t num_rows = 0;
@@ -21,6 +26,8 @@ struct Feed {
   const float* loaded = nullptr;  // rows of the register that is loaded
   int64_t loaded_width = 0;
   Wanted outputs{};  // of the loaded rows, where not all are wanted
+  const int32_t* adapter_of = nullptr;  // of each row: which of `adapters`, counted from 1; 0 for none
+  std::vector<const Adapter*> adapters{};
   const int32_t* slots = nullptr;
   const int32_t* wanted = nullptr;
   int64_t num_wanted = 0;
@@ -41,6 +48,7 @@ public:
 
   Rows rows(int id) const;  // of the block, or all
   float* out(int id);       // where the block's rows go
+  int32_t adapter_of(int id, int64_t row) const;
 
   Kernels& kernels;
   const Feed& feed;

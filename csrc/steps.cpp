@@ -153,6 +153,33 @@ void MixExperts::run(Frame& frame) const {
                             frame.out(writes));
 }
 
+void Adapt::check(const Feed& feed) const {
+  for (const Adapter* adapter : feed.adapters) {
+    if (number_ >= adapter->changes.size()) refuse("an adapter is of a model with fewer products");
+    const LowRank& change = adapter->changes[number_];
+    if (change.down == nullptr) continue;
+    if (prologue_.width_in(change.down->k) != width_) refuse("an adapter takes what its product is of");
+    for (const LowRank::Up& up : change.ups) {
+      if (up.first_output + up.weight->n > num_outputs_) refuse("an adapter gives more than its product");
+    }
+  }
+}
+
+void Adapt::run(Frame& frame) const {
+  std::vector<Adapted> groups;
+  for (size_t a = 0; a < frame.feed.adapters.size(); ++a) {
+    const LowRank& change = frame.feed.adapters[a]->changes[number_];
+    if (change.down == nullptr) continue;
+    std::vector<int64_t> rows;
+    for (int64_t row = 0; row < frame.num; ++row) {
+      if (frame.adapter_of(writes, row) == static_cast<int32_t>(a) + 1) rows.push_back(row);
+    }
+    if (!rows.empty()) groups.push_back({&change, std::move(rows)});
+  }
+  if (groups.empty()) return;
+  frame.kernels.adapt(frame.rows(reads[0]), prologue_, groups, frame.rows(writes).ld, frame.out(writes));
+}
+
 // A norm that fits no head is of all heads, or of none: check_widths says so.
 HeadNorm RotateAndStore::to_head_norm(const Prologue& norm, int64_t num_heads) const {
   const int64_t dim = heads_.head_dim;

@@ -156,6 +156,25 @@ private:
   const Prologue& gate_;
 };
 
+// sum += what rows' adapters do to product `number`, which is of prologue(source).
+class Adapt final : public Step {
+public:
+  Adapt(int source, const Prologue& prologue, size_t number, int sum, const std::vector<int64_t>& widths)
+      : Step("adapt", Extent::each_row, {source, sum}, sum),
+        prologue_(prologue),
+        number_(number),
+        width_(widths.at(static_cast<size_t>(source))),
+        num_outputs_(widths.at(static_cast<size_t>(sum))) {}
+  void run(Frame& frame) const override;
+  void check_widths(const std::vector<int64_t>&) const override {}
+  void check(const Feed& feed) const override;
+
+private:
+  const Prologue& prologue_;
+  const size_t number_;
+  const int64_t width_, num_outputs_;
+};
+
 // The wanted rows of a register that has them all.
 class TakeRows final : public Step {
 public:

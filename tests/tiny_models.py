@@ -17,10 +17,13 @@ from tiny_families import GGUF_MODELS, ORIGINAL_CONTEXT, TINY_MODELS, VOCAB_SIZE
 
 __all__ = [
     "GGUF_MODELS",
+    "INTERLEAVED",
     "ORIGINAL_CONTEXT",
     "TINY_MODELS",
     "VOCAB_SIZE",
     "TinyModel",
+    "gguf_name",
+    "interleave",
     "tiny_config",
     "write_folder",
     "write_gguf",
@@ -87,7 +90,7 @@ def _byte_symbols() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-_INTERLEAVED = ("llama", "smollm3", "granite")
+INTERLEAVED = ("llama", "smollm3", "granite")
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -145,17 +148,17 @@ def write_gguf(
     for key, value in (extra or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     for name, tensor in _stacked(values or model.tensors).items():
-        gguf_name = _gguf_name(name, model.gguf_arch)
-        if values is None and model.gguf_arch in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
-            tensor = _interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        file_name = gguf_name(name, model.gguf_arch)
+        if values is None and model.gguf_arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+            tensor = interleave(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if values is None and model.gguf_arch in ("gemma2", "gemma3") and tensor.ndim == 1:
             tensor = tensor + np.float32(1)
         if stored and name in stored:
-            writer.add_tensor(gguf_name, stored[name], raw_dtype=type_)
+            writer.add_tensor(file_name, stored[name], raw_dtype=type_)
         elif tensor.ndim == 1 or type_name == "F32":
-            writer.add_tensor(gguf_name, tensor)
+            writer.add_tensor(file_name, tensor)
         else:
-            writer.add_tensor(gguf_name, gguf.quants.quantize(tensor, type_), raw_dtype=type_)
+            writer.add_tensor(file_name, gguf.quants.quantize(tensor, type_), raw_dtype=type_)
     _write_rope_factors(writer, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -239,7 +242,8 @@ def _write_rope_factors(writer: Any, config: Mapping[str, Any]) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(scaling[f"{length}_factor"], np.float32))
 
 
-def _gguf_name(name: str, architecture: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
+    """What GGUF files of an architecture call a tensor."""
     stem, _, kind = name.rpartition(".")
     names = _GGUF_NAMES | _GGUF_OWN_NAMES.get(architecture, {})
     if stem.startswith("model.layers."):
@@ -248,7 +252,8 @@ def _gguf_name(name: str, architecture: str) -> str:
     return f"{names[stem]}.{kind}"
 
 
-def _interleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+def interleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """Rows of q or k with the two members of a rotary pair side by side."""
     halves = values.reshape(num_heads, 2, len(values) // num_heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 

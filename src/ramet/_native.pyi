@@ -122,6 +122,9 @@ class Scale(Prologue):
 class Layers:
     def __init__(self, stores: list[tuple[_Array, _Array]]) -> None: ...
 
+class Adapter:
+    def __init__(self, changes: list[tuple[object, list[tuple[object, int, int, float]]] | None]) -> None: ...
+
 class Program:
     def __init__(self, widths: list[int], steps: tuple[tuple[object, ...], ...], result: int) -> None: ...
     def run_tokens(
@@ -134,6 +137,8 @@ class Program:
         sin: Float32,
         plan: Plan,
         layers: Layers,
+        adapter_of: Int32,
+        adapters: list[Adapter],
         out: Float32,
     ) -> None: ...
     def run_rows(self, kernels: Kernels, rows: Float32, outputs: UInt32 | None, out: Float32) -> None: ...

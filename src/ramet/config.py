@@ -12,6 +12,7 @@ from ramet.errors import ConfigError, shown
 __all__ = [
     "CacheConfig",
     "EngineConfig",
+    "LoraConfig",
     "ModelConfig",
     "RunnerConfig",
     "SchedulerConfig",
@@ -179,6 +180,41 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Adapters: those that are there from the start, and what may be loaded later."""
+
+    lora_modules: tuple[str, ...] = _option(
+        (),
+        "adapter as NAME=PATH; repeatable",
+        "A folder as PEFT writes it, or a GGUF file. Requests name it as their model: NAME, or MODEL:NAME.",
+    )
+    lora_root: tuple[str, ...] = _option(
+        (),
+        "folder to load more from",
+        "Adapters below it may be loaded while the server runs (POST /v1/load_lora_adapter); repeatable. Left out, none may.",
+    )
+    max_loras: int = _option(16, "adapters loaded at a time")
+    max_lora_rank: int = _option(256, "largest rank of one")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lora_modules", _texts("lora_modules", self.lora_modules))
+        object.__setattr__(self, "lora_root", _texts("lora_root", self.lora_root))
+        _at_least("max_loras", self.max_loras, 1, optional=False)
+        _at_least("max_lora_rank", self.max_lora_rank, 1, optional=False, high=4096)
+        names = [name for name, _ in self.modules]
+        for text, name in zip(self.lora_modules, names, strict=True):
+            if not name or not text.partition("=")[2]:
+                raise ConfigError(f"lora_modules has {shown(text, 100)}; an adapter is NAME=PATH (--lora-modules)")
+            if names.count(name) > 1:
+                raise ConfigError(f"lora_modules has two adapters called {shown(name)} (--lora-modules)")
+
+    @property
+    def modules(self) -> list[tuple[str, str]]:
+        """Names and paths of ``lora_modules``."""
+        return [(name, path) for name, _, path in (text.partition("=") for text in self.lora_modules)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All start-up options of one engine."""
 
@@ -186,6 +222,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = _option(0, "seed of requests that give none", unset="random")
 
     def __post_init__(self) -> None:
@@ -216,7 +253,8 @@ class ServerConfig:
     admin_api_key: str | None = _option(
         None,
         "key of the admin routes",
-        "Those are /server_info and /flush_cache. Left out, they exist only where the server listens on this machine alone.",
+        "Those are /server_info, /flush_cache and what loads adapters. Left out, they exist only where the server listens on "
+        "this machine alone.",
         secret=True,
     )
     share_cache: bool = _option(False, "one cache for all keys", "What one caller has sent makes another's answer come sooner.")

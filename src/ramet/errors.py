@@ -5,7 +5,8 @@
     RametError
     ├── InvalidRequest        the caller asked for something wrong; the message says what and how to fix it
     │   ├── ContextTooLong    prompt plus output exceed the context or the KV pool
-    │   └── GrammarError      a schema, regex or grammar cannot be used
+    │   ├── GrammarError      a schema, regex or grammar cannot be used
+    │   └── UnknownAdapter    no adapter has this name, or none may be loaded from this path
     ├── ModelError            a model file or folder cannot be used; the message names the file and the key
     ├── ConfigError           a start-up option is wrong; the message names the option
     ├── Overloaded            the queue is full; try again later
@@ -27,6 +28,7 @@ __all__ = [
     "RametError",
     "RequestFailed",
     "Unavailable",
+    "UnknownAdapter",
     "shown",
 ]
 
@@ -55,6 +57,10 @@ class GrammarError(InvalidRequest):
 
     def __init__(self, message: str, param: str = "structured_outputs") -> None:
         super().__init__(message, param)
+
+
+class UnknownAdapter(InvalidRequest):
+    """There is no adapter of this name, or none at this path that may be read."""
 
 
 class ModelError(RametError):

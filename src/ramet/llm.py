@@ -21,6 +21,7 @@ from ramet.config import (
     Dtype,
     EngineConfig,
     KVDtype,
+    LoraConfig,
     ModelConfig,
     PolicyName,
     PrefixCacheKind,
@@ -30,6 +31,7 @@ from ramet.config import (
     Switch,
 )
 from ramet.core.ids import RequestId
+from ramet.core.request import Namespace
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import check_sampling
 from ramet.engine.assemble import OutputAssembler, RequestOutput
@@ -47,6 +49,8 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``."""
 _Encoded: TypeAlias = tuple[Sequence[int], str | None]
 _Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+_Adapters: TypeAlias = str | Sequence[str | None] | None
+_BASE = Namespace()
 _PROGRESS_FROM = 8  # prompts from which a bar is worth its line
 
 
@@ -58,7 +62,8 @@ class LLM:
         with LLM() as llm:
             print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
 
-    ``model`` is a .gguf file, a folder (config.json and safetensors), a Hugging Face id, or None for the demo model. Raises
+    ``model`` is a .gguf file, a folder (config.json and safetensors), a Hugging Face id, or None for the demo model. ``lora``
+    are adapters by name: folders as PEFT writes them, or GGUF files; calls name the one that they want. Raises
     ``ModelError`` and ``ConfigError`` at once, ``InvalidRequest`` from the calls. One call at a time: a second thread waits.
     """
 
@@ -86,6 +91,9 @@ class LLM:
         num_speculative_tokens: int = 8,
         revision: str | None = None,
         isa: str | None = None,
+        lora: Mapping[str, str | os.PathLike[str]] | None = None,
+        max_loras: int = 16,
+        max_lora_rank: int = 256,
         progress: Progress = silent,
     ) -> None:
         config = EngineConfig(
@@ -115,6 +123,11 @@ class LLM:
                 max_queued_requests=2**31,  # whoever calls with a long list waits for it
             ),
             runner=RunnerConfig(threads=threads, isa=isa),
+            lora=LoraConfig(
+                lora_modules=tuple(f"{name}={os.fspath(path)}" for name, path in (lora or {}).items()),
+                max_loras=max_loras,
+                max_lora_rank=max_lora_rank,
+            ),
             seed=seed,
         )
         self._start(build_engine(config, progress))
@@ -182,16 +195,17 @@ class LLM:
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora: _Adapters = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many (text or token ids), in the order given.
 
         ``params``, or by vLLM's name ``sampling_params``, are one for all or one each; without them the model's own defaults
-        count. One bad prompt raises ``InvalidRequest`` before any is computed. A long list shows a bar on a terminal unless
-        ``use_tqdm`` (vLLM's name) is False.
+        count. ``lora`` names the adapter of all, or one each, None being the model as it is. One bad prompt raises
+        ``InvalidRequest`` before any is computed. A long list shows a bar on a terminal unless ``use_tqdm`` is False.
         """
         many = _as_list(prompts)
         sampling = self._params_for(params, sampling_params, len(many))
-        return self._run([self._encoded(prompt) for prompt in many], sampling, with_bar=use_tqdm)
+        return self._run([self._encoded(prompt) for prompt in many], sampling, _namespaces(lora, len(many)), with_bar=use_tqdm)
 
     def chat(
         self,
@@ -200,13 +214,15 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora: _Adapters = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the model's chat template. Parameters as in ``generate``."""
         if not isinstance(messages, Sequence) or not messages:
             raise InvalidRequest(f"messages is a list of at least one message, not {shown(messages)}", "messages")
         chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [self._rendered(chat, tools) for chat in chats]  # type: ignore[arg-type]
-        return self._run(prompts, self._params_for(params, sampling_params, len(prompts)))
+        sampling = self._params_for(params, sampling_params, len(prompts))
+        return self._run(prompts, sampling, _namespaces(lora, len(prompts)))
 
     def stream(
         self,
@@ -215,6 +231,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         sampling_params: SamplingParams | None = None,
+        lora: str | None = None,
     ) -> Iterator[RequestOutput]:
         """One prompt or conversation, answered piece by piece.
 
@@ -229,11 +246,26 @@ class LLM:
         output = None
         try:
             with self._turn():
-                output = self._submit(token_ids, text, sampling)
+                output = self._submit(token_ids, text, sampling, *_namespaces(lora, 1))
             yield from self._progress_of(output)
         finally:
             if output is not None and not output.finished:
                 self._left.append(output.request_id)
+
+    def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load an adapter, in the place of one that has its name. Raises ``InvalidRequest`` and ``ModelError``."""
+        with self._turn():
+            self._parts.adapters.open_anywhere(name, os.fspath(path), replaces=True)
+
+    def unload_lora(self, name: str) -> None:
+        """Take an adapter out; requests that run with it go on. Raises ``UnknownAdapter``."""
+        with self._turn():
+            self._engine.adapters.remove(name)
+
+    @property
+    def loras(self) -> list[str]:
+        """Names of the adapters, in the order in which they were loaded."""
+        return [info.name for info in self._engine.adapters.listed()]
 
     def cache_stats(self) -> dict[str, int]:
         """Pages by owner, and counters of the cache: ``num_free_pages``, ``num_hit_tokens`` and so on."""
@@ -292,13 +324,15 @@ class LLM:
             raise InvalidRequest(f"{len(params)} sampling parameters for {count} prompts; give one, or one each", "params")
         return list(params)
 
-    def _submit(self, token_ids: Sequence[int], text: str | None, sampling: SamplingParams) -> RequestOutput:
+    def _submit(
+        self, token_ids: Sequence[int], text: str | None, sampling: SamplingParams, namespace: Namespace = _BASE
+    ) -> RequestOutput:
         check_sampling(sampling)
         if sampling.stops and self._parts.text.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model lacks; use stop_token_ids", "stop")
         if sampling.grammar is not None:
             self._parts.grammars.check(sampling.grammar)
-        request_id = self._engine.submit(token_ids, sampling)
+        request_id = self._engine.submit(token_ids, sampling, namespace=namespace)
         try:
             return self._assembler.open(self._engine.request(request_id), text)
         except BaseException:
@@ -327,14 +361,16 @@ class LLM:
             self._assembler.apply(self._engine.finish_step())  # nothing is launched here: it only lets go
             return changed
 
-    def _run(self, prompts: Sequence[_Encoded], params: Sequence[SamplingParams], with_bar: bool = True) -> list[RequestOutput]:
+    def _run(
+        self, prompts: list[_Encoded], params: list[SamplingParams], namespaces: list[Namespace], with_bar: bool = True
+    ) -> list[RequestOutput]:
         bar = _progress_bar() if with_bar and len(prompts) >= _PROGRESS_FROM else None
         with self._lock, bar or nullcontext():
             outputs: list[RequestOutput] = []
             try:
-                for (token_ids, text), sampling in zip(prompts, params, strict=True):
+                for (token_ids, text), sampling, namespace in zip(prompts, params, namespaces, strict=True):
                     with self._turn():
-                        outputs.append(self._submit(token_ids, text, sampling))
+                        outputs.append(self._submit(token_ids, text, sampling, namespace))
                 task = bar.add_task("prompts", total=len(prompts)) if bar else None
                 pending = {output.request_id for output in outputs}
                 while pending:
@@ -398,3 +434,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Sequence) or not prompts:
         raise InvalidRequest("prompts is a text, a list of texts or a list of lists of token ids, and not empty", "prompts")
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _namespaces(lora: _Adapters, count: int) -> list[Namespace]:
+    """Of ``count`` prompts, for which there is one adapter or one each."""
+    if lora is None or isinstance(lora, str):
+        return [Namespace(adapter=lora or "")] * count
+    if not isinstance(lora, list | tuple) or not all(name is None or isinstance(name, str) for name in lora):
+        raise InvalidRequest(f"lora is the name of an adapter, or a list of one a prompt, not {shown(lora)}", "lora")
+    if len(lora) != count:
+        raise InvalidRequest(f"{len(lora)} adapters for {count} prompts; give one, or one each", "lora")
+    return [Namespace(adapter=name or "") for name in lora]

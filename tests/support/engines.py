@@ -13,7 +13,7 @@ from ramet.core.output import SequenceUpdate, TokenLogprobs
 from ramet.core.ports import Grammars
 from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
-from ramet.engine.admission import Limits
+from ramet.engine.admission import Admission, Limits
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.kv.audit import audit
 from ramet.kv.hashed import HashedCache
@@ -92,7 +92,8 @@ class Bench:
         self.runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, self.clock, faults=faults)
         self.scheduler = Scheduler(self.config, self.kv, make_policy(policy, self.kv), drafters)
         limits = Limits.of(VOCAB_SIZE, max_model_len, self.kv.fits)
-        self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, limits, EOS_IDS, seed, grammars)
+        admission = Admission(limits, EOS_IDS, self.clock, seed)
+        self.engine = Engine(self.runner, self.scheduler, self.kv, self.clock, admission, grammars)
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
         self.prompt_logprobs: dict[str, list[Logprob]] = defaultdict(list)  # of a request, whichever of its answers told them
         self.requests: dict[str, Request] = {}

@@ -11,7 +11,7 @@ from support.engines import EOS_IDS, VOCAB_SIZE
 
 from ramet.config import SchedulerConfig
 from ramet.core.batch import Batch
-from ramet.engine.admission import Limits
+from ramet.engine.admission import Admission, Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import Engine
 from ramet.engine.wire import Ready
@@ -37,7 +37,8 @@ def fake_engine(
     kv = KVManager(PagePool(num_pages), RadixCache(page_size), page_size)
     scheduler = Scheduler(SchedulerConfig(**config), kv, make_policy("fcfs", kv))
     runner = FakeRunner(VOCAB_SIZE, page_size, num_pages, VirtualClock(), faults=faults)
-    engine = Engine(runner, scheduler, kv, MonotonicClock(), Limits.of(VOCAB_SIZE, max_model_len, kv.fits), EOS_IDS)
+    clock, limits = MonotonicClock(), Limits.of(VOCAB_SIZE, max_model_len, kv.fits)
+    engine = Engine(runner, scheduler, kv, clock, Admission(limits, EOS_IDS, clock, seed=0))
     ready = Ready(
         limits=engine.limits,
         eos_ids=tuple(EOS_IDS),

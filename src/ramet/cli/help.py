@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
@@ -12,6 +13,7 @@ import click
 __all__ = ["GroupedCommand", "GroupedOption", "nearest"]
 
 _WIDTH = 80
+_PAIR = re.compile(r"[\w./-]+=")
 _TEXT_AT = 23  # where texts begin, unless a flag is longer
 
 
@@ -106,7 +108,7 @@ class GroupedCommand(click.Command):
         options = self._options(ctx)
         shorthands = {name: [option.flag, value] for option in options for name, value in option.shorthands.items()}
         end = args.index("--") if "--" in args else len(args)
-        spelled = [part for arg in args[:end] for part in shorthands.get(arg, [arg])]
+        spelled = [part for arg in _apart(args[:end], options) for part in shorthands.get(arg, [arg])]
         try:
             return super().parse_args(ctx, spelled + args[end:])
         except click.NoSuchOption as error:
@@ -173,3 +175,20 @@ def _listed(options: list[GroupedOption], word: str | None = None) -> str:
     for option in sorted(options, key=lambda option: option.group == "other"):
         groups.setdefault(option.group, []).extend([option.line(), *(option.details(word) if word is not None else [])])
     return "\n".join(f"{group}\n" + "".join(f"{line}\n" for line in lines) for group, lines in groups.items())
+
+
+def _apart(args: list[str], options: Iterable[GroupedOption]) -> list[str]:
+    """Each NAME=VALUE behind a flag that may be repeated with the flag in front of it: others take several behind one."""
+    flags = {name for option in options if option.multiple for name in option.opts}
+    found: list[str] = []
+    flag = ""  # the last one, while what follows may be more for it
+    for i, arg in enumerate(args):
+        if arg.startswith("-"):
+            flag = arg if arg in flags else ""
+        elif flag and args[i - 1] != flag:
+            if _PAIR.match(arg) and _PAIR.match(args[i - 1]):
+                found.append(flag)
+            else:
+                flag = ""
+        found.append(arg)
+    return found

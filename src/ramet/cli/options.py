@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ramet.cli.config_file import read_config_file
 from ramet.cli.help import GroupedOption, nearest
-from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
+from ramet.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
 from ramet.errors import ConfigError
 
 __all__ = [
@@ -26,11 +26,18 @@ __all__ = [
     "with_server_options",
 ]
 
-_CONFIGS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "runner": RunnerConfig}
+_CONFIGS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "runner": RunnerConfig,
+    "lora": LoraConfig,
+}
 _GROUPS = {  # in the order of --help; those of the first line are in the short one
     "model": (
         "model served_model_name max_model_len quantization threads",
-        "revision offline dtype weight_cache weight_cache_size isa seed tool_call_parser reasoning_parser",
+        "revision offline dtype weight_cache weight_cache_size isa seed tool_call_parser reasoning_parser "
+        "lora_modules lora_root max_loras max_lora_rank",
     ),
     "memory": (
         "kv_cache_memory max_running_seqs kv_cache_dtype",
@@ -56,6 +63,7 @@ _ALIASES = {
 _SHORTHANDS = {
     "prefix_cache": {"--no-enable-prefix-caching": "none", "--disable-radix-cache": "none"},
     "jump_forward": {"--no-jump-forward": "off"},
+    "max_loras": {"--enable-lora": "16"},
 }
 _OTHER_VARIABLES = {"RAMET_CACHE", "RAMET_CONFIG", "RAMET_EXACT", "RAMET_SHARED"}  # the cache folder; two of the tests
 _OF_KUBERNETES = re.compile(r"RAMET_SERVICE_(HOST|PORT)\w*|RAMET_PORT_[0-9]+_\w+")  # set beside a service called "ramet"

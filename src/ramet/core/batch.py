@@ -14,6 +14,7 @@ from ramet.core.ids import Float32, Int32, Int64, UInt32
 __all__ = ["NO_MASKS", "Batch", "PageCopies", "RowSampling"]
 
 NO_MASKS: UInt32 = np.empty((0, 0), np.uint32)
+_NONE: Int32 = np.empty(0, np.int32)
 
 
 class PageCopies(msgspec.Struct, frozen=True, eq=False):
@@ -76,7 +77,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     ``query_indptr[b]:query_indptr[b+1]`` are the rows of ``seq_ids[b]``; ``context_lens[b]`` its KV tokens once the step is
     done; ``slots[t] = page_id * S + offset`` where row t's K and V go; ``page_ids[page_indptr[b]:page_indptr[b+1]]`` its page
     table. ``sample_rows`` int32[R] are rows whose next token is chosen. ``prompt_logprob_rows`` are rows whose logprob of
-    the following prompt token (``prompt_logprob_targets``) and of the ``prompt_logprob_k`` best are wanted.
+    the following prompt token (``prompt_logprob_targets``) and of the ``prompt_logprob_k`` best are wanted. ``adapters``
+    int32[B] are the generations of the sequences' adapters, 0 for none; empty where no sequence has one.
     """
 
     step: int
@@ -95,6 +97,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     prompt_logprob_targets: Int32
     prompt_logprob_k: Int32
     page_copies: PageCopies
+    adapters: Int32 = _NONE
 
     @property
     def num_tokens(self) -> int:

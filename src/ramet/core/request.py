@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class Namespace(NamedTuple):
     """Who may share KV with whom: typed fields, compared as a whole, never joined into a string.
 
-    ``salt`` is what the request brings, ``adapter`` the LoRA name, ``generation`` the load count of weights and adapter,
+    ``salt`` is what the request brings, ``adapter`` the LoRA name, ``generation`` the number of the load that it stands for,
     ``tenant`` whose key it came with. A tuple, because every lookup in a cache hashes it.
     """
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ramet.config import EngineConfig, KVDtype, SchedulerConfig
+from ramet.config import EngineConfig, KVDtype, LoraConfig, SchedulerConfig
 from ramet.core.ports import Drafter, Grammars
 from ramet.core.request import Sequence
 from ramet.core.worker import InPlace
-from ramet.engine.admission import Limits
+from ramet.engine.admission import Admission, Limits
 from ramet.engine.clock import MonotonicClock, ThreadClock
 from ramet.engine.engine import NO_GRAMMARS, Engine
 from ramet.engine.worker import WorkerThread
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, InvalidRequest
 from ramet.kernels.backend import Backend, KVFormat, PackedWeight
 from ramet.kernels.cpu import default_threads
 from ramet.kernels.registry import make_backend
@@ -26,6 +26,8 @@ from ramet.kv.null import NullCache
 from ramet.kv.pool import PagePool
 from ramet.kv.prefix import PrefixCache
 from ramet.kv.radix import RadixCache
+from ramet.model.adapters import LoadedAdapters
+from ramet.model.decoder import Decoder
 from ramet.model.source import open_model
 from ramet.model.spec import Checkpoint, ModelSpec, Progress, TextSource, silent
 from ramet.model.weight_cache import load_decoder
@@ -65,6 +67,7 @@ class EngineParts:
     engine: Engine
     text: TextParts
     grammars: Grammars
+    adapters: LoadedAdapters
     spec: ModelSpec
     eos_ids: frozenset[int]
     page_size: int
@@ -102,19 +105,38 @@ def build_engine(config: EngineConfig, progress: Progress = silent) -> EnginePar
     grammars = NO_GRAMMARS if text.tokenizer is None else make_grammars(text.tokenizer, eos_ids, spec.vocab_size)
     # Measured on two cores with two threads of kernels: a third thread costs them more than it takes off their way.
     layers_worker = WorkerThread("ramet-layers") if default_threads() > backend.threads else InPlace()
+    adapters = _adapters(config.lora, decoder)
+    clock, limits = MonotonicClock(), Limits.of(spec.vocab_size, max_model_len, kv.fits)
     engine = Engine(
-        runner=LocalRunner(decoder, backend, layers, page_size, layers_worker),
+        runner=LocalRunner(decoder, backend, layers, page_size, layers_worker, adapters),
         scheduler=Scheduler(config.scheduler, kv, make_policy(config.scheduler.schedule_policy, kv), drafters),
         kv=kv,
-        clock=MonotonicClock(),
-        limits=Limits.of(spec.vocab_size, max_model_len, kv.fits),
-        eos_ids=eos_ids,
-        seed=config.seed,
+        clock=clock,
+        admission=Admission(limits, eos_ids, clock, config.seed),
         grammars=grammars,
+        adapters=adapters,
     )
     return EngineParts(
-        engine, text, grammars, spec, eos_ids, page_size, page_size * token_bytes, kv_dtype, backend, decoder.products
+        engine, text, grammars, adapters, spec, eos_ids, page_size, page_size * token_bytes, kv_dtype, backend, decoder.products
     )
+
+
+def _adapters(config: LoraConfig, decoder: Decoder) -> LoadedAdapters:
+    """Those of the start. Raises ``ConfigError`` where one cannot be had by its name, ``ModelError`` by its file."""
+    found = LoadedAdapters(
+        decoder.spec,
+        decoder.adapter,
+        WorkerThread("ramet-adapters"),
+        roots=config.lora_root,
+        max_adapters=config.max_loras,
+        max_rank=config.max_lora_rank,
+    )
+    for name, path in config.modules:
+        try:
+            found.open_anywhere(name, path)
+        except InvalidRequest as error:
+            raise ConfigError(f"{error} (--lora-modules)") from None
+    return found
 
 
 def make_grammars(tokenizer: Tokenizer, eos_ids: Iterable[int], vocab_size: int) -> GrammarCompiler:

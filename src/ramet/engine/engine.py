@@ -6,11 +6,12 @@ between them: whatever is in flight is left alone until its step is done. One th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ramet.core.adapters import NO_ADAPTER_STORE, AdapterStore
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
@@ -68,7 +69,7 @@ NO_GRAMMARS = _NoGrammars()
 
 
 class Engine:
-    """``eos_ids`` end an output unless the request ignores them; ``seed`` is where seeds come from for requests without one."""
+    """``admission`` makes its requests, ``grammars`` and ``adapters`` are what they may name."""
 
     def __init__(
         self,
@@ -76,16 +77,16 @@ class Engine:
         scheduler: Scheduler,
         kv: KVManager,
         clock: Clock,
-        limits: Limits,
-        eos_ids: Iterable[int] = (),
-        seed: int = 0,
+        admission: Admission,
         grammars: Grammars = NO_GRAMMARS,
+        adapters: AdapterStore = NO_ADAPTER_STORE,
     ) -> None:
+        self.adapters = adapters
         self._runner = runner
         self._scheduler = scheduler
         self._kv = kv
         self._clock = clock
-        self._admission = Admission(limits, eos_ids, clock, seed)
+        self._admission = admission
         self._grammars = grammars
         self._open: dict[RequestId, _Open] = {}
         self._num_requests = self._num_seqs = 0
@@ -113,16 +114,16 @@ class Engine:
     ) -> RequestId:
         """Queue a request; all of its ``n`` sequences, or none. One whose grammar is new waits until that is compiled, elsewhere.
 
-        Higher ``priority`` goes first; ``arrival_s`` is when the request came, by the engine's clock, where that is not now.
-        Raises ``InvalidRequest``, ``ContextTooLong``, ``Overloaded`` (the queue is full) and
-        ``EngineDead``; nothing is changed then.
+        Higher ``priority`` goes first; ``arrival_s`` is when the request came, by the engine's clock, where that is not now. The
+        namespace's adapter is the one that bears its name now. Raises ``InvalidRequest``, ``UnknownAdapter``, ``ContextTooLong``,
+        ``Overloaded`` (the queue is full) and ``EngineDead``; nothing is changed then.
         """
         self.check_alive()
         request = self._admission.request(
             prompt,
             sampling,
             request_id=self._free_id() if request_id is None else request_id,
-            namespace=namespace,
+            namespace=self.adapters.resolve(namespace),
             priority=priority,
             arrival_s=arrival_s,
         )
@@ -313,6 +314,7 @@ class Engine:
             )
             self._num_seqs += 1
         self._open[request.request_id] = _Open(request, {seq.seq_id for seq in seqs})
+        self.adapters.hold(request.namespace)
         self._num_requests += 1
         return seqs
 
@@ -321,6 +323,7 @@ class Engine:
         entry.seq_ids.discard(update.seq_id)
         if not entry.seq_ids:
             del self._open[update.request_id]
+            self.adapters.release(entry.request.namespace)
 
     @contextmanager
     def _deadly(self) -> Iterator[None]:

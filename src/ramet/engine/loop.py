@@ -6,16 +6,35 @@ It has no thread, socket or clock of its own: whoever runs it (a process, a thre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
+from ramet.core.adapters import Fetched
 from ramet.core.output import SequenceUpdate
+from ramet.core.ports import Pending
 from ramet.core.sampling import SamplingParams
 from ramet.engine.engine import Engine
-from ramet.engine.wire import Abort, AbortSequence, Command, Event, Flush, Flushed, Refused, Start, Step, Submit
-from ramet.errors import EngineDead, InvalidRequest, RametError, shown
+from ramet.engine.wire import (
+    Abort,
+    AbortSequence,
+    AdapterChange,
+    Command,
+    Event,
+    Flush,
+    Flushed,
+    LoadAdapter,
+    Refused,
+    Start,
+    Step,
+    Submit,
+    UnloadAdapter,
+)
+from ramet.errors import EngineDead, InvalidRequest, RametError, UnknownAdapter, shown
 
 __all__ = ["EngineLoop"]
+
+_PATIENCE_S = 0.01
 
 
 class EngineLoop:
@@ -24,10 +43,11 @@ class EngineLoop:
     def __init__(self, engine: Engine, emit: Callable[[Event], None]) -> None:
         self._engine = engine
         self._emit = emit
+        self._loading: list[tuple[LoadAdapter, Pending[Fetched]]] = []
 
     @property
     def has_work(self) -> bool:
-        return self._engine.has_work
+        return self._engine.has_work or bool(self._loading)
 
     def turn(self, commands: Iterable[Command]) -> None:
         """Obey the commands, then do one step where there is something to do; flush after it, when what was aborted has ended.
@@ -45,6 +65,9 @@ class EngineLoop:
         if self._engine.has_work:
             updates = self._engine.step()
             self._engine.check_alive()
+        elif self._loading:  # nothing else to do; yet commands are not to wait for long
+            self._loading[0][1].wait(_PATIENCE_S)
+        self._add_loaded()
         for flush in flushes:
             self._flush(flush)
         self._emit(Step(updates, self._engine.stats()))
@@ -57,6 +80,10 @@ class EngineLoop:
                 self._engine.abort(request_id)
             case AbortSequence(seq_id):
                 self._engine.abort_sequence(seq_id)
+            case LoadAdapter():
+                self._load(command)
+            case UnloadAdapter(number, name):
+                self._change(number, partial(self._engine.adapters.remove, name))
             case Start():
                 raise EngineDead("the engine was told to start a second time")
 
@@ -82,3 +109,36 @@ class EngineLoop:
             self._emit(Flushed(flush.number, self._engine.flush_cache(force=flush.force)))
         except InvalidRequest as error:
             self._emit(Flushed(flush.number, 0, str(error)))
+
+    def _load(self, load: LoadAdapter) -> None:
+        def fetch() -> None:
+            self._loading.append((load, self._engine.adapters.fetch(load.name, load.path)))
+
+        if error := _fault(fetch):
+            self._tell(load.number, error)
+
+    def _add_loaded(self) -> None:
+        """Let requests name the adapters that have been read by now."""
+        done = [entry for entry in self._loading if entry[1].done()]
+        self._loading = [entry for entry in self._loading if entry not in done]
+        for load, fetched in done:
+            self._change(load.number, partial(self._add, load, fetched))
+
+    def _add(self, load: LoadAdapter, fetched: Pending[Fetched]) -> None:
+        self._engine.adapters.add(fetched.result(), replaces=load.replaces)
+
+    def _change(self, number: int, change: Callable[[], object]) -> None:
+        self._tell(number, _fault(change))
+
+    def _tell(self, number: int, error: Exception | None) -> None:
+        text = None if error is None else str(error) if isinstance(error, RametError) else f"a defect: {shown(error, 200)}"
+        self._emit(AdapterChange(number, self._engine.adapters.listed(), text, isinstance(error, UnknownAdapter)))
+
+
+def _fault(work: Callable[[], object]) -> Exception | None:
+    """What goes wrong with ``work``, whatever it is: it is that command's alone."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None

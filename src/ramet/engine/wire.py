@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ramet.config import EngineConfig
+from ramet.core.adapters import AdapterInfo
 from ramet.core.output import SequenceUpdate
 from ramet.core.request import Namespace, Request
 from ramet.core.sampling import SamplingParams
@@ -24,6 +25,7 @@ __all__ = [
     "BEAT_S",
     "Abort",
     "AbortSequence",
+    "AdapterChange",
     "Beat",
     "Command",
     "Event",
@@ -31,12 +33,14 @@ __all__ = [
     "Flush",
     "Flushed",
     "Frames",
+    "LoadAdapter",
     "Loading",
     "Ready",
     "Refused",
     "Start",
     "Step",
     "Submit",
+    "UnloadAdapter",
     "decode_command",
     "decode_event",
     "frame",
@@ -99,7 +103,23 @@ class Flush(msgspec.Struct, tag=True, frozen=True):
     force: bool
 
 
-Command: TypeAlias = Start | Submit | Abort | AbortSequence | Flush
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Read an adapter, and let requests name it; answered by ``AdapterChange`` of the same number, when that has been done."""
+
+    number: int
+    name: str
+    path: str
+    replaces: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Let no further request name an adapter; answered likewise."""
+
+    number: int
+    name: str
+
+
+Command: TypeAlias = Start | Submit | Abort | AbortSequence | Flush | LoadAdapter | UnloadAdapter
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -120,6 +140,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     page_bytes: int
     threads: int
     isa: str
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -145,6 +166,15 @@ class Flushed(msgspec.Struct, tag=True, frozen=True):
     error: str | None = None
 
 
+class AdapterChange(msgspec.Struct, tag=True, frozen=True):
+    """The adapters that requests may name now, or why nothing was changed. ``is_unknown``: what was named is not there."""
+
+    number: int
+    adapters: tuple[AdapterInfo, ...]
+    error: str | None = None
+    is_unknown: bool = False
+
+
 class Beat(msgspec.Struct, tag=True, frozen=True):
     """The engine's process runs, whatever it computes. There is one each ``BEAT_S``."""
 
@@ -156,7 +186,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
-Event: TypeAlias = Loading | Ready | Failed | Refused | Flushed | Beat | Step
+Event: TypeAlias = Loading | Ready | Failed | Refused | Flushed | AdapterChange | Beat | Step
 
 
 def _array_bytes(array: object) -> bytes:

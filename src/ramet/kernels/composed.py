@@ -7,6 +7,7 @@ import numpy as np
 from ramet.core.ids import Float32, UInt32
 from ramet.kernels.backend import Backend
 from ramet.kernels.program import (
+    Adapt,
     Add,
     AsItIs,
     Attend,
@@ -55,6 +56,7 @@ class _Run:
         self._feed_or_none = feed
         self._rows = rows
         self._values: dict[Register, Float32] = {}
+        self._is_taken: set[Register] = set()  # registers of the wanted rows
 
     def result(self, program: Program) -> Float32:
         for step in program.steps:
@@ -82,6 +84,8 @@ class _Run:
                 self._backend.add(values[step.total], self._product(step))
             case Add():
                 self._backend.add(values[step.total], self._apply(step.prologue, values[step.source]))
+            case Adapt():
+                self._adapt(step)
             case SoftCap():
                 self._backend.soft_cap(values[step.values], step.limit)
             case RotateAndStore():
@@ -97,6 +101,24 @@ class _Run:
                 values[step.out] = self._mix_experts(step)
             case TakeRows():
                 values[step.out] = values[step.source][self._feed.wanted]
+                self._is_taken.add(step.out)
+        if isinstance(step, Project | MixExperts) and step.source in self._is_taken:
+            self._is_taken.add(step.out)
+
+    def _adapt(self, step: Adapt) -> None:
+        source, total = self._values[step.source], self._values[step.total]
+        loaded, of_rows = self._feed.adapters
+        if loaded and step.total in self._is_taken:
+            of_rows = of_rows[self._feed.wanted]
+        for i, adapter in enumerate(loaded, start=1):
+            change, rows = adapter.changes[step.number], np.flatnonzero(of_rows == i)
+            if change is None or not len(rows):
+                continue
+            ranks = self._backend.linear(self._apply(step.prologue, np.ascontiguousarray(source[rows])), change.down)
+            for up in change.ups:
+                num_outputs, num_ranks = up.weight.shape
+                own = ranks[:, up.first_rank : up.first_rank + num_ranks] * np.float32(up.scale)
+                total[rows, up.first_output : up.first_output + num_outputs] += self._backend.linear(own, up.weight)
 
     def _mix_experts(self, step: MixExperts) -> Float32:
         rows, routing = self._apply(step.prologue, self._values[step.source]), self._values[step.routing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from ramet import _native
 from ramet.core.ids import Float32, UInt32
 from ramet.kernels.backend import KVLayer
 from ramet.kernels.program import (
+    Adapt,
+    Adapter,
     Add,
     AsItIs,
     Attend,
@@ -53,6 +56,7 @@ class CpuProgram:
         self._takes_rows = any(isinstance(step, TakeRows) for step in program.steps)
         self._kv_layers: Sequence[KVLayer] = ()
         self._native_layers = _native.Layers([])
+        self._adapters: WeakKeyDictionary[Adapter, _native.Adapter] = WeakKeyDictionary()
 
     def run_tokens(self, feed: TokenFeed) -> Float32:
         if feed.kv_layers is not self._kv_layers:  # a hundred arrays to check, and they stay the same
@@ -69,9 +73,21 @@ class CpuProgram:
             feed.sin,
             feed.plan,  # type: ignore[arg-type]
             self._native_layers,
+            feed.adapters.of_rows,
+            [self._native_adapter(adapter) for adapter in feed.adapters.loaded],
             out,
         )
         return out
+
+    def _native_adapter(self, adapter: Adapter) -> _native.Adapter:
+        found = self._adapters.get(adapter)
+        if found is None:
+            changes: list[tuple[object, list[tuple[object, int, int, float]]] | None] = [
+                None if one is None else (one.down, [(up.weight, up.first_rank, up.first_output, up.scale) for up in one.ups])
+                for one in adapter.changes
+            ]
+            self._adapters[adapter] = found = _native.Adapter(changes)
+        return found
 
     def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
         out: Float32 = np.empty((len(rows), self._width), np.float32)
@@ -112,6 +128,8 @@ def _native_step(step: Step, registers: _Registers) -> tuple[object, ...]:
             return "project_add", registers[step.source], *_product(step), registers[step.total]
         case Add():
             return "add", registers[step.source], _prologue(step.prologue), registers[step.total]
+        case Adapt():
+            return "adapt", registers[step.source], _prologue(step.prologue), step.number, registers[step.total]
         case SoftCap():
             return "soft_cap", registers[step.values], step.limit
         case RotateAndStore():

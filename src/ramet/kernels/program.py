@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from ramet.core.ids import Float32, Int32, UInt32
 from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight
 
 __all__ = [
     "AS_IT_IS",
+    "NO_ADAPTERS",
+    "Adapt",
+    "Adapter",
+    "Adapters",
     "Add",
     "AsItIs",
     "Attend",
@@ -26,6 +32,7 @@ __all__ = [
     "GeluMul",
     "Heads",
     "Load",
+    "LowRank",
     "MixExperts",
     "Pairs",
     "Program",
@@ -41,6 +48,7 @@ __all__ = [
     "Step",
     "TakeRows",
     "TokenFeed",
+    "Up",
 ]
 
 
@@ -196,6 +204,49 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Up:
+    """One part of a ``LowRank``: from output ``first_output`` on, ``weight`` times the ranks from ``first_rank`` on, times scale.
+
+    ``weight`` is [outputs, ranks], of one matrix.
+    """
+
+    weight: PackedWeight
+    first_rank: int
+    first_output: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What an adapter adds to one product: of each row x the ups of ``x @ down.T``, float32[rows, ranks of all ups]."""
+
+    down: PackedWeight
+    ups: tuple[Up, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """What is added to a model's products (Hu et al. 2021, LoRA), by their numbers; None for those that stay as they are."""
+
+    changes: tuple[LowRank | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed matrices."""
+        return sum(one.down.nbytes + sum(up.weight.nbytes for up in one.ups) for one in self.changes if one is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapt:
+    """total += what the row's adapter adds to product ``number`` of prologue(source); nothing for a row without one."""
+
+    source: Register
+    prologue: Prologue
+    number: int
+    total: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ChooseExperts:
     """In place, a router's scores become the weights of the ``num_chosen`` best experts (``Backend.choose_experts``)."""
 
@@ -234,7 +285,7 @@ class TakeRows:
 
 
 Step: TypeAlias = (
-    Embed | Load | Project | ProjectAdd | Add | SoftCap | RotateAndStore | Attend | ChooseExperts | MixExperts | TakeRows
+    Embed | Load | Project | ProjectAdd | Add | Adapt | SoftCap | RotateAndStore | Attend | ChooseExperts | MixExperts | TakeRows
 )
 
 
@@ -244,6 +295,17 @@ class Program:
 
     steps: tuple[Step, ...]
     result: Register
+
+
+class Adapters(NamedTuple):
+    """The adapters of a batch: ``of_rows`` int32[T] is 0 for a row without one, i for one with ``loaded[i - 1]``."""
+
+    loaded: tuple[Adapter, ...]
+    of_rows: Int32
+
+
+NO_ADAPTERS = Adapters((), np.empty(0, np.int32))
+"""Those of a batch in which no row has one; its ``of_rows`` is left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,6 +325,7 @@ class TokenFeed:
     sin: Float32
     plan: AttentionPlan
     kv_layers: Sequence[KVLayer]
+    adapters: Adapters = NO_ADAPTERS
 
 
 class CompiledProgram(Protocol):

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ramet.core.batch import Batch
 from ramet.core.ids import Float32, Int32, UInt32
-from ramet.kernels.backend import Backend, KVLayer, PackedWeight
+from ramet.kernels.backend import Backend, KVLayer, PackedWeight, Weight
 from ramet.kernels.program import (
     AS_IT_IS,
+    NO_ADAPTERS,
+    Adapt,
+    Adapter,
+    Adapters,
     Add,
     AsItIs,
     Attend,
@@ -26,6 +31,7 @@ from ramet.kernels.program import (
     GeluMul,
     Heads,
     Load,
+    LowRank,
     MixExperts,
     Program,
     Project,
@@ -40,13 +46,26 @@ from ramet.kernels.program import (
     Step,
     TakeRows,
     TokenFeed,
+    Up,
 )
 from ramet.model.packing import NO_STORE, Packer, WeightStore
 from ramet.model.rope import RopeTable
-from ramet.model.spec import Activation, Checkpoint, Experts, LayerSpec, ModelSpec, Progress, Tensors, silent
+from ramet.model.spec import (
+    Activation,
+    Checkpoint,
+    Experts,
+    LayerSpec,
+    LoraMatrix,
+    ModelSpec,
+    Progress,
+    Tensors,
+    silent,
+)
 
 __all__ = ["Decoder"]
 
+_PRODUCTS = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+"""A layer's products that adapters change, in the order of their numbers, and the matrices that each is made of."""
 _GATES: Mapping[Activation, SiluMul | GeluMul] = {"silu": SiluMul(), "gelu_tanh": GeluMul()}
 
 
@@ -152,14 +171,39 @@ class Decoder:
         self.nbytes = sum(weight.nbytes for layer in layers for weight in layer.packed.values())
         self.nbytes += embed.nbytes + (0 if head is embed else head.nbytes)
 
-    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32) -> Float32:
+    def adapter(self, matrices: Mapping[str, LoraMatrix]) -> Adapter:
+        """Lay an adapter out, by names of the matrices that it changes (``layers.3.q``). May be called beside ``forward``."""
+        return Adapter(
+            tuple(
+                self._change({role: matrices.get(f"layers.{i}.{role}") for role in roles})
+                for i in range(self.spec.num_layers)
+                for roles in _PRODUCTS.values()
+            )
+        )
+
+    def _change(self, parts: Mapping[str, LoraMatrix | None]) -> LowRank | None:
+        """Of one product, whose matrices these are. Those that share a ``down`` find it there once."""
+        downs: dict[int, Weight] = {}
+        first_ranks: dict[int, int] = {}
+        ups: list[Up] = []
+        first_output = num_ranks = 0
+        for role, part in parts.items():
+            if part is not None:
+                if id(part.down) not in downs:
+                    downs[id(part.down)], first_ranks[id(part.down)] = part.down, num_ranks
+                    num_ranks += part.down.shape[0]
+                ups.append(Up(self._backend.pack([part.up]), first_ranks[id(part.down)], first_output, part.scale))
+            first_output += self.spec.num_outputs(role)
+        return LowRank(self._backend.pack(downs.values()), tuple(ups)) if ups else None
+
+    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32, adapters: Adapters = NO_ADAPTERS) -> Float32:
         """float32[len(rows), hidden]: what the last layer gives for these rows of the batch, before the final norm.
 
         Writes the keys and values of all the batch's tokens to ``batch.slots``. The batch's page copies must be done.
         """
         cos, sin = self._rope.reaching(batch.positions)
         plan = self._backend.plan(batch)
-        feed = TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers)
+        feed = TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers, adapters)
         return self._forward.run_tokens(feed)
 
     def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
@@ -194,21 +238,33 @@ def _forward(spec: ModelSpec, embed: PackedWeight, layers: Sequence[_Layer], rop
     steps: list[Step] = [Embed(embed, spec.embedding_scale, every.x)]
     for i, layer in enumerate(layers):
         steps.append(Project(every.x, layer.attn_norm, layer.qkv, layer.qkv_bias, every.qkv))
+        steps.append(Adapt(every.x, layer.attn_norm, _number(i, "qkv"), every.qkv))
         steps.append(RotateAndStore(every.qkv, heads, layer.q_norm, layer.k_norm, rope.pairs(layer.spec.rope), i))
         steps.append(Attend(every.qkv, heads, spec.attention_scale, i, every.mixed, layer.spec.window, spec.attention_cap))
         if i + 1 < len(layers):
-            steps += _after_attention(spec, layer, every)
+            steps += _after_attention(i, spec, layer, every)
     # From here on rows do not meet, so what nobody wants is left out.
-    steps += [TakeRows(every.x, wanted.x), TakeRows(every.mixed, wanted.mixed), *_after_attention(spec, layers[-1], wanted)]
+    steps += [
+        TakeRows(every.x, wanted.x),
+        TakeRows(every.mixed, wanted.mixed),
+        *_after_attention(len(layers) - 1, spec, layers[-1], wanted),
+    ]
     return Program(tuple(steps), wanted.x)
 
 
-def _after_attention(spec: ModelSpec, layer: _Layer, at: _Registers) -> Iterator[Step]:
-    yield from _add_product(at.mixed, AS_IT_IS, layer.out, layer.out_bias, layer.attn_after, at)
+def _number(layer: int, product: str) -> int:
+    """Of a product that adapters change."""
+    return layer * len(_PRODUCTS) + list(_PRODUCTS).index(product)
+
+
+def _after_attention(i: int, spec: ModelSpec, layer: _Layer, at: _Registers) -> Iterator[Step]:
+    mixed = _Product(at.mixed, AS_IT_IS, layer.out, layer.out_bias, _number(i, "out"))
+    yield from _add_product(mixed, layer.attn_after, at)
     gate = _GATES[spec.activation]
     if isinstance(layer.mlp, _Mlp):
         yield Project(at.x, layer.mlp_norm, layer.mlp.gate_up, None, at.gate_up)
-        yield from _add_product(at.gate_up, gate, layer.mlp.down, None, layer.mlp_after, at)
+        yield Adapt(at.x, layer.mlp_norm, _number(i, "gate_up"), at.gate_up)
+        yield from _add_product(_Product(at.gate_up, gate, layer.mlp.down, None, _number(i, "down")), layer.mlp_after, at)
     else:
         yield Project(at.x, layer.mlp_norm, layer.mlp.router, None, at.routing)
         yield ChooseExperts(at.routing, layer.mlp.spec.num_chosen, layer.mlp.spec.is_normalized)
@@ -216,19 +272,25 @@ def _after_attention(spec: ModelSpec, layer: _Layer, at: _Registers) -> Iterator
         yield Add(at.branch, layer.mlp_after, at.x)
 
 
-def _add_product(
-    source: Register,
-    prologue: Prologue,
-    weight: PackedWeight,
-    bias: Float32 | None,
-    after: AsItIs | Scale | RmsNorm,
-    at: _Registers,
-) -> Iterator[Step]:
+class _Product(NamedTuple):
+    """A product that adapters change, by its number."""
+
+    source: Register
+    prologue: Prologue
+    weight: PackedWeight
+    bias: Float32 | None
+    number: int
+
+
+def _add_product(product: _Product, after: AsItIs | Scale | RmsNorm, at: _Registers) -> Iterator[Step]:
     """x += after(product)"""
+    source, prologue, weight, bias, number = product
     if isinstance(after, AsItIs):
         yield ProjectAdd(source, prologue, weight, bias, at.x)
+        yield Adapt(source, prologue, number, at.x)
     else:
         yield Project(source, prologue, weight, bias, at.branch)
+        yield Adapt(source, prologue, number, at.branch)
         yield Add(at.branch, after, at.x)
 
 

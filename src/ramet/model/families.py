@@ -243,9 +243,12 @@ def family_of(architecture: str, known: Mapping[str, Family], where: str) -> Fam
 
 
 def expected_tensors(spec: ModelSpec, naming: Naming) -> dict[str, Expected]:
-    """Every tensor of a model of this shape, by its name in Ramet (``embed``, ``layers.3.q``, ``layers.3.experts.7.up``)."""
+    """Every tensor of a model of this shape, by its name in Ramet (``embed``, ``layers.3.q``, ``layers.3.experts.7.up``).
+
+    ``naming`` need not be that of the file it came from: an adapter may come in the other.
+    """
     sizes = _sizes(spec)
-    family = (HF_FAMILIES if naming == "hf" else GGUF_FAMILIES)[spec.architecture]
+    family = {**HF_FAMILIES, **GGUF_FAMILIES}[spec.architecture]
     own_names = family.hf_names if naming == "hf" else family.gguf_names
     found: dict[str, Expected] = {}
     taken: dict[str, int] = {}  # rows of a file's tensor that roles have, so far

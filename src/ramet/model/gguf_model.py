@@ -18,7 +18,7 @@ from ramet.model.gguf_config import ROPE_TENSORS, dense_vector, read_gguf_spec
 from ramet.model.gguf_split import join_parts
 from ramet.model.spec import ALL_ROWS, Checkpoint, ModelSpec, TextSource
 
-__all__ = ["load_gguf"]
+__all__ = ["halves_order", "load_gguf"]
 
 
 def load_gguf(path: Path, served: int | None = None) -> Checkpoint:
@@ -53,8 +53,8 @@ class _GGUFTensors:
         self._row_orders: dict[str, npt.NDArray[np.intp]] = {}
         if GGUF_FAMILIES[spec.architecture].gguf_interleaved:
             self._row_orders = {
-                "q": _halves_order(spec.num_heads, spec.head_dim),
-                "k": _halves_order(spec.num_kv_heads, spec.head_dim),
+                "q": halves_order(spec.num_heads, spec.head_dim),
+                "k": halves_order(spec.num_kv_heads, spec.head_dim),
             }
 
     def matrix(self, name: str, dense: FloatFormat | None = None, rows: slice = ALL_ROWS) -> Weight:
@@ -92,7 +92,7 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
-def _halves_order(num_heads: int, head_dim: int) -> npt.NDArray[np.intp]:
+def halves_order(num_heads: int, head_dim: int) -> npt.NDArray[np.intp]:
     """intp[num_heads * head_dim]: for each row of the half-split layout, the row of the interleaved one."""
     rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)

@@ -24,6 +24,7 @@ __all__ = [
     "Experts",
     "HeadNorms",
     "LayerSpec",
+    "LoraMatrix",
     "ModelSpec",
     "Norms",
     "Progress",
@@ -127,6 +128,13 @@ class ModelSpec:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    def num_outputs(self, role: str) -> int:
+        """Rows of a layer's matrix q, k, v, o, gate, up or down."""
+        heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
+        if role in heads:
+            return heads[role] * self.head_dim
+        return self.hidden_size if role in ("o", "down") else self.intermediate_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource:
@@ -140,6 +148,15 @@ class TextSource:
     tokenizer_config: Mapping[str, object] = field(default_factory=lambda: _NO_VALUES)
     gguf: Mapping[str, object] | None = None
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraMatrix:
+    """What an adapter adds to one matrix [N, K] of a model: ``scale * up @ down``, of [N, r] and [r, K]."""
+
+    down: Weight
+    up: Weight
+    scale: float
 
 
 class Tensors(Protocol):

@@ -29,6 +29,8 @@ def _fault(batch: Batch, page_size: int, num_pages: int) -> str:
     """What is wrong, or nothing."""
     if batch.page_size != page_size:
         return f"page size {batch.page_size}, but the KV memory has {page_size}"
+    if len(batch.adapters) not in (0, batch.num_seqs):
+        return f"{len(batch.adapters)} adapters for {batch.num_seqs} sequences"
     copies = batch.page_copies
     return (
         layout_fault(

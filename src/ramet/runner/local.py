@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from ramet.core.ports import Pending, Worker
 from ramet.core.worker import InPlace
 from ramet.errors import EngineDead
 from ramet.kernels.backend import Backend, KVLayer
+from ramet.kernels.program import NO_ADAPTERS, Adapter, Adapters
 from ramet.runner.inputs import check_batch
 from ramet.runner.sampler import sample, token_logprobs
 
@@ -27,12 +29,13 @@ __all__ = ["LocalRunner", "Model"]
 _SLAB_ROWS = 64  # rows of logits in memory at a time: 64 * V floats, 37 MiB for a vocabulary of 150,000
 _FEW_TOKENS = 512  # whose logits are sooner done one by one than all together
 _NO_ROWS = np.empty((0, 0), np.float32)
+_NONE_LOADED: Mapping[int, Adapter] = MappingProxyType({})
 
 
 class Model(Protocol):
     """What the runner needs of a decoder."""
 
-    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32) -> Float32:
+    def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32, adapters: Adapters = NO_ADAPTERS) -> Float32:
         """Write the batch's keys and values; give these rows as they are before the final norm, float32[len(rows), H]."""
         ...
 
@@ -53,7 +56,13 @@ class LocalRunner:
     """
 
     def __init__(
-        self, decoder: Model, backend: Backend, kv_layers: Sequence[KVLayer], page_size: int, worker: Worker | None = None
+        self,
+        decoder: Model,
+        backend: Backend,
+        kv_layers: Sequence[KVLayer],
+        page_size: int,
+        worker: Worker | None = None,
+        adapters: Mapping[int, Adapter] = _NONE_LOADED,
     ) -> None:
         self._decoder = decoder
         self._backend = backend
@@ -61,6 +70,7 @@ class LocalRunner:
         self._page_size = page_size
         self._num_pages = len(kv_layers[0].keys) // page_size
         self._worker = worker or InPlace()
+        self._adapters = adapters
         self._launched: deque[tuple[Batch, Pending[Float32]]] = deque()
 
     def launch(self, batch: Batch) -> None:
@@ -68,7 +78,9 @@ class LocalRunner:
         check_batch(batch, self._page_size, self._num_pages)
         is_behind = bool(self._launched) and not self._launched[-1][1].done()
         worker = self._worker if is_behind or batch.sampling.mask_indptr[-1] else InPlace()
-        self._launched.append((batch, worker.start(partial(self._hidden, batch))))
+        with _deadly(batch):
+            adapters = self._adapters_of(batch)  # held from now on: those of sequences that run are all there
+        self._launched.append((batch, worker.start(partial(self._hidden, batch, adapters))))
 
     def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
         """The oldest launched step's result. Raises ``EngineDead`` where none is launched or its computation is broken."""
@@ -78,13 +90,20 @@ class LocalRunner:
         with _deadly(batch):
             return self._choose(batch, hidden.result(), masks)
 
-    def _hidden(self, batch: Batch) -> Float32:
+    def _adapters_of(self, batch: Batch) -> Adapters:
+        if not batch.adapters.any():
+            return NO_ADAPTERS
+        generations, of_seqs = np.unique(np.append(batch.adapters, np.int32(0)), return_inverse=True)
+        loaded = tuple(self._adapters[int(generation)] for generation in generations[1:])
+        return Adapters(loaded, np.repeat(of_seqs[:-1].astype(np.int32), np.diff(batch.query_indptr)))
+
+    def _hidden(self, batch: Batch, adapters: Adapters) -> Float32:
         """The wanted rows before the final norm: those of prompt logprobs, then those where a token is chosen."""
         with _deadly(batch):
             if len(batch.page_copies):
                 self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
             wanted = np.concatenate([batch.prompt_logprob_rows, batch.sample_rows])
-            return self._decoder.forward(batch, self._kv_layers, wanted) if batch.num_tokens else _NO_ROWS
+            return self._decoder.forward(batch, self._kv_layers, wanted, adapters) if batch.num_tokens else _NO_ROWS
 
     def _choose(self, batch: Batch, hidden: Float32, masks: UInt32) -> StepOutput:
         num_prompt_rows = len(batch.prompt_logprob_rows)

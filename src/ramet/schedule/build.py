@@ -80,6 +80,7 @@ def build_batch(step: int, page_size: int, chunks: list[Chunk], page_copies: Pag
         prompt_logprob_targets=targets,
         prompt_logprob_k=best,
         page_copies=page_copies,
+        adapters=_adapters(chunks),
     )
 
 
@@ -98,6 +99,14 @@ def _token_ids(chunks: list[Chunk]) -> Int32:
         if chunk.drafts:
             parts.append(np.array(chunk.drafts, np.int32))
     return np.concatenate(parts)
+
+
+def _adapters(chunks: list[Chunk]) -> Int32:
+    """What a sequence's KV is filed under is what it is computed with: both are its namespace's generation."""
+    namespaces = [chunk.sequence.request.namespace for chunk in chunks]
+    if not any(namespace.adapter for namespace in namespaces):
+        return _NO_INTS
+    return np.array([namespace.generation if namespace.adapter else 0 for namespace in namespaces], np.int32)
 
 
 def _sample_rows(chunks: list[Chunk], query_indptr: Int32) -> Int32:

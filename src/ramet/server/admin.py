@@ -1,4 +1,4 @@
-"""The endpoints about the server itself: health, models, metrics, flush, abort.
+"""The endpoints about the server itself: health, models and adapters, metrics, flush, abort.
 
 The gate has checked keys before any of them; nothing here tells a path, a key or a text of a request.
 """
@@ -12,20 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ramet.config import ServerConfig
-from ramet.errors import InvalidRequest
+from ramet.errors import InvalidRequest, UnknownAdapter
+from ramet.model.adapters import check_adapter_name
 from ramet.server.client import EngineClient, EngineState, Generation
 from ramet.server.errors import ApiError
 from ramet.server.gate import Caller, body_of, caller_of, is_draining
 from ramet.server.schemas.admin import (
     Aborted,
     AbortRequest,
+    AdapterLoaded,
+    AdapterUnloaded,
     EngineInfo,
     Flushed,
     FlushRequest,
     Health,
+    LoadAdapterRequest,
     Model,
     Models,
     ServerInfo,
+    UnloadAdapterRequest,
     Version,
     Welcome,
 )
@@ -38,8 +43,10 @@ __all__ = [
     "get_model",
     "health",
     "list_models",
+    "load_lora_adapter",
     "metrics",
     "server_info",
+    "unload_lora_adapter",
     "version",
     "welcome",
 ]
@@ -64,6 +71,8 @@ _WELCOME = Welcome(
         "GET /server_info",
         "POST /flush_cache",
         "POST /abort_request",
+        "POST /v1/load_lora_adapter",
+        "POST /v1/unload_lora_adapter",
     ],
 )
 _SHOWN_OPTIONS = frozenset(  # the others are keys, or name files
@@ -108,9 +117,10 @@ async def version(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """GET /v1/models: the model, under each name that it is served by."""
+    """GET /v1/models: the model, under each name that it is served by, and its adapters."""
     services = services_of(request.scope)
-    return _json(Models(data=[_model(services, name) for name in services.model_names]))
+    names = [*services.model_names, *(info.name for info in services.client.adapters.listed())]
+    return _json(Models(data=[_model(services, name) for name in names]))
 
 
 async def get_model(request: Request) -> Response:
@@ -122,7 +132,37 @@ async def get_model(request: Request) -> Response:
 def _model(services: Services, name: str) -> Model:
     ready = services.client.ready
     limits = services.client.limits if ready is None else ready.limits  # the client's raises where there is none yet
-    return Model(id=name, created=services.created, max_model_len=limits.max_model_len)
+    parent = services.model_names[0] if services.adapter(name) else None
+    return Model(id=name, created=services.created, max_model_len=limits.max_model_len, parent=parent)
+
+
+async def load_lora_adapter(request: Request) -> Response:
+    """POST /v1/load_lora_adapter: read an adapter that lies under --lora-root; requests may name it when this answers.
+
+    Those that run go on meanwhile, and also where ``load_inplace`` puts it in the place of one that they have. 404 where there is
+    none, or none that may be read.
+    """
+    services = services_of(request.scope)
+    wanted, _ = decode_body(body_of(request.scope), LoadAdapterRequest)
+    name = check_adapter_name(wanted.lora_name)
+    if name in services.model_names or name in services.aliases:
+        raise InvalidRequest(f"the model itself is called {name}; give the adapter another name", "lora_name")
+    try:
+        await services.client.adapters.load(name, wanted.lora_path, replaces=wanted.load_inplace)
+    except UnknownAdapter as error:
+        raise ApiError(404, str(error), code="adapter_not_found", param="lora_path") from None
+    return _json(AdapterLoaded(id=name, parent=services.model_names[0]))
+
+
+async def unload_lora_adapter(request: Request) -> Response:
+    """POST /v1/unload_lora_adapter: no new request may name it; those that run go on to their end."""
+    services = services_of(request.scope)
+    wanted, _ = decode_body(body_of(request.scope), UnloadAdapterRequest)
+    try:
+        await services.client.adapters.unload(wanted.lora_name)
+    except UnknownAdapter as error:
+        raise ApiError(404, str(error), code="adapter_not_found", param="lora_name") from None
+    return _json(AdapterUnloaded(id=wanted.lora_name))
 
 
 async def metrics(request: Request) -> Response:
@@ -163,6 +203,7 @@ def _engine_info(client: EngineClient) -> EngineInfo | None:
         page_bytes=ready.page_bytes,
         threads=ready.threads,
         isa=ready.isa,
+        adapters=client.adapters.listed(),
         stats=client.stats,
     )
 

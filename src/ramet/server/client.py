@@ -24,6 +24,7 @@ from ramet.engine.engine import EngineStats
 from ramet.engine.wire import (
     Abort,
     AbortSequence,
+    AdapterChange,
     Beat,
     Command,
     Event,
@@ -38,6 +39,7 @@ from ramet.engine.wire import (
 )
 from ramet.errors import EngineDead, InvalidRequest, Overloaded, RametError, RequestFailed, Unavailable
 from ramet.model.spec import Progress, silent
+from ramet.server.adapters import ServedAdapters
 from ramet.server.links import Link
 from ramet.text.tokenizer import Tokenizer
 
@@ -192,6 +194,7 @@ class EngineClient:
         self._num_waiting = 0
         self._flushes: dict[int, asyncio.Future[int]] = {}
         self._num_flushes = 0
+        self.adapters = ServedAdapters(self._send, self._admitting)
         self._heard_s = 0.0
         self._came_up = asyncio.Event()
         self._closing = asyncio.Event()
@@ -335,8 +338,7 @@ class EngineClient:
     async def flush_cache(self, *, force: bool) -> int:
         """Forget all cached KV; how many pages that freed. Raises ``InvalidRequest`` while requests run, unless forced."""
         self._admitting()
-        self._num_flushes += 1
-        number = self._num_flushes
+        number = self._num_flushes = self._num_flushes + 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._flushes[number] = future
         self._send(Flush(number, force))
@@ -363,6 +365,8 @@ class EngineClient:
                 self._end(request_id, InvalidRequest(message) if is_callers_fault else RequestFailed(message))
             case Flushed(number, num_pages, error):
                 self._on_flushed(number, num_pages, error)
+            case AdapterChange():
+                self.adapters.on_change(event)
             case Failed(message, trace):
                 self.last_words = message
                 if trace:
@@ -373,6 +377,7 @@ class EngineClient:
             self._admission = Admission(ready.limits, ready.eos_ids, self._clock, self._seed)
         self._admission.limits = ready.limits  # seeds go on where they were
         self.ready = ready
+        self.adapters.on_ready(ready.adapters)
         self._state = EngineState.READY
         self._came_up.set()
 
@@ -435,6 +440,7 @@ class EngineClient:
         for future in self._flushes.values():
             if not future.done():
                 future.set_exception(self._loss())
+        self.adapters.lose(self._loss)
 
     def _loss(self) -> RametError:
         if self._is_closed:

@@ -72,6 +72,7 @@ def ready_event(parts: EngineParts) -> Ready:
         page_bytes=parts.page_bytes,
         threads=parts.backend.threads,
         isa=parts.backend.isa,
+        adapters=parts.engine.adapters.listed(),
     )
 
 

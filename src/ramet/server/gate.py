@@ -23,7 +23,7 @@ from ramet.server.errors import ApiError, dialect_of, error_response, log_failur
 __all__ = ["Caller", "Gate", "Keys", "OnEnd", "body_of", "caller_of", "is_draining", "request_id_of"]
 
 _OPEN_PATHS = frozenset({"/health", "/"})
-_ADMIN_PATHS = frozenset({"/flush_cache", "/server_info"})
+_ADMIN_PATHS = frozenset({"/flush_cache", "/server_info", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -71,7 +71,14 @@ async def create_message(request: Request) -> Response | EventStream:
     room = services.client.limits.max_total_tokens - len(ready.prompt.token_ids)
     if room > 0:
         sampling = replace(sampling, max_tokens=min(asked.max_tokens, room))
-    prompted = prompted_of(scope, ready.prompt, sampling, cache_salt=asked.cache_salt, priority=asked.priority)
+    prompted = prompted_of(
+        scope,
+        ready.prompt,
+        sampling,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        adapter=services.adapter(asked.model),
+    )
     message_id = f"msg_{uuid.uuid4().hex}"
     (generation,) = services.submit(scope, [prompted], message_id)
     blocks = _Blocks(ready.parted(), CallIds(services.translator.tool_format, "toolu_"))

@@ -45,7 +45,6 @@ _UNSUPPORTED = (
     "video_data",
     "audio_data",
     "input_embeds",
-    "lora_path",
     "session_params",
     "custom_logit_processor",
 )
@@ -168,6 +167,7 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     for name in _UNSUPPORTED:
         if getattr(wanted, name) is not None:
             raise InvalidRequest(f"{name} is not supported; send text or input_ids", name)
+    services.model(wanted.lora_path)
     services.client.check_room()
     prompts, is_list = await _prompts(services.translator, wanted)
     sampling = _samplings(services.translator, wanted, len(prompts))
@@ -177,7 +177,15 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     own_id = f"gen-{uuid.uuid4().hex}"
     names = _names(wanted, len(prompts)) or [f"{own_id}-{i}" if is_list else own_id for i in range(len(prompts))]
     prompted = [
-        prompted_of(request.scope, prompt, one, cache_salt=wanted.cache_salt, priority=wanted.priority, names=(name, own_id))
+        prompted_of(
+            request.scope,
+            prompt,
+            one,
+            cache_salt=wanted.cache_salt,
+            priority=wanted.priority,
+            adapter=services.adapter(wanted.lora_path),
+            names=(name, own_id),
+        )
         for prompt, one, name in zip(prompts, sampling, names, strict=True)
     ]
     return _Batch(wanted, services.submit(request.scope, prompted, own_id), names, is_list)

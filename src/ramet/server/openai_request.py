@@ -104,7 +104,15 @@ def accept(
     _check_prompt_work(prompts, sampling, tells_prompts)
     names = [] if body.request_id is None else [body.request_id]
     prompted = [
-        prompted_of(scope, prompt, sampling, cache_salt=body.cache_salt, priority=body.priority, names=names)
+        prompted_of(
+            scope,
+            prompt,
+            sampling,
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            adapter=services.adapter(body.model),
+            names=names,
+        )
         for prompt in prompts
     ]
     response_id = f"{kind}-{uuid.uuid4().hex}"

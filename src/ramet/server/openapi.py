@@ -21,12 +21,16 @@ from ramet.server.errors import Dialect, dialect_of
 from ramet.server.schemas.admin import (
     Aborted,
     AbortRequest,
+    AdapterLoaded,
+    AdapterUnloaded,
     Flushed,
     FlushRequest,
     Health,
+    LoadAdapterRequest,
     Model,
     Models,
     ServerInfo,
+    UnloadAdapterRequest,
     Version,
     Welcome,
 )
@@ -91,6 +95,7 @@ class _Told:
 
 
 _HI = [{"role": "user", "content": "hi"}]
+_ADAPTER = {"lora_name": "mine", "lora_path": "folder"}
 _ENDPOINTS = {
     admin.welcome: _Told("What this server is.", Welcome),
     admin.health: _Told("Whether requests are taken; 503, with a reason, where not.", Health),
@@ -99,7 +104,9 @@ _ENDPOINTS = {
     admin.server_info: _Told("State, sizes and numbers.", ServerInfo),
     admin.flush_cache: _Told("Forget all cached KV.", Flushed, FlushRequest, needs_body=False, flags=("force",)),
     admin.abort_request: _Told("End requests early.", Aborted, AbortRequest, {"rid": "mine"}),
-    admin.list_models: _Told("The model, by each of its names.", Models),
+    admin.load_lora_adapter: _Told("Load an adapter of the model.", AdapterLoaded, LoadAdapterRequest, _ADAPTER),
+    admin.unload_lora_adapter: _Told("Take an adapter out.", AdapterUnloaded, UnloadAdapterRequest, {"lora_name": "mine"}),
+    admin.list_models: _Told("The model, by each of its names, and its adapters.", Models),
     admin.get_model: _Told("The model, by one of its names.", Model),
     openai_chat.chat_completions: _Told(
         "OpenAI's chat completions.", ChatCompletion, ChatRequest, {"messages": _HI, "max_tokens": 8}, (ChatChunk,)

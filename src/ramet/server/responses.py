@@ -74,7 +74,14 @@ async def create_response(request: Request) -> Response | EventStream:
         variables=asked.chat_template_kwargs,
     )
     ready = await prepared(services, wanted, sampling)
-    prompted = prompted_of(scope, ready.prompt, ready.sampling, cache_salt=asked.cache_salt, priority=asked.priority)
+    prompted = prompted_of(
+        scope,
+        ready.prompt,
+        ready.sampling,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        adapter=services.adapter(asked.model),
+    )
     begun = _begun(asked, model, sampling)
     (generation,) = services.submit(scope, [prompted], begun.id)
     answer = _Answer(generation, begun, services.translator, ready.parted())

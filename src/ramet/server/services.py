@@ -37,8 +37,8 @@ class Services:
         """The name that an answer bears: the one asked for, or the model's own. Raises a 404 for another model's."""
         if not asked:
             return self.model_names[0]
-        if asked not in self.model_names and asked not in self.aliases:
-            names = ", ".join(self.model_names)
+        if not (self._is_base(asked) or self.adapter(asked)):
+            names = ", ".join([*self.model_names, *(info.name for info in self.client.adapters.listed())])
             raise ApiError(
                 404,
                 f"there is no model {shown(asked, 100)} here, but {names}; see --served-model-name",
@@ -46,6 +46,17 @@ class Services:
                 param="model",
             )
         return asked
+
+    def adapter(self, asked: str | None) -> str:
+        """The adapter that a model's name means, as its own name or as ``model:adapter``; empty for none."""
+        if not asked or self._is_base(asked):
+            return ""
+        base, colon, name = asked.rpartition(":")
+        name = name if colon and self._is_base(base) else asked
+        return name if name in self.client.adapters else ""
+
+    def _is_base(self, name: str) -> bool:
+        return name in self.model_names or name in self.aliases
 
     def submit(self, scope: Scope, prompts: Sequence[Prompted], request_id: str) -> list[Generation]:
         """Send a request's prompts to the engine, as ``EngineClient.submit`` does. Whatever becomes of the request, what is left

@@ -198,6 +198,7 @@ def prompted_of(
     *,
     cache_salt: str | None,
     priority: int | None,
+    adapter: str = "",
     names: Iterable[str] = (),
 ) -> Prompted:
     """One prompt of the request of ``scope``, its caller's. ``names`` are ids by which he may abort it, besides ``x-request-id``.
@@ -211,7 +212,7 @@ def prompted_of(
         token_ids=prompt.token_ids,
         sampling=sampling,
         text=prompt.text,
-        namespace=Namespace(salt=cache_salt or "", tenant=caller.tenant),
+        namespace=Namespace(salt=cache_salt or "", adapter=adapter, tenant=caller.tenant),
         priority=priority or 0,
         names=frozenset((request_id_of(scope), *names)),
         owner=caller.owner,

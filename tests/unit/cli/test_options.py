@@ -21,7 +21,7 @@ from ramet.cli.options import (
     with_sampling_options,
     with_server_options,
 )
-from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
+from ramet.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
 from ramet.errors import ConfigError
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -62,7 +62,7 @@ def serve() -> Served:
 
 def test_every_field_has_one_option():
     names = [option.name for option in start_up_options()]
-    configs = (ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig, ServerConfig)
+    configs = (ModelConfig, CacheConfig, SchedulerConfig, RunnerConfig, LoraConfig, ServerConfig)
     assert sorted(names) == sorted([field.name for config in configs for field in fields(config)] + ["seed"])
 
 
@@ -83,6 +83,25 @@ def test_options_of_every_type(serve):
     assert (engine.cache.page_size, engine.cache.mem_fraction, engine.cache.prefix_cache, engine.seed) == (8, 0.5, "hash", 7)
     assert (server.port, server.share_cache, server.api_key, server.max_body_size) == (0, True, ("a", "b"), 1 << 20)
     assert (server.drain_timeout_s, server.metrics_compat) == (2.5, ("vllm",))
+
+
+def test_adapters_as_vllm_has_them_on_its_command_line(serve):
+    """Several behind one flag, or the flag several times; a switch that says no more than that there may be some."""
+    flags = (
+        "--enable-lora",
+        "--lora-modules",
+        "a=/x",
+        "b=y=z",
+        "--lora-modules",
+        "c=.",
+        "--max-lora-rank",
+        "8",
+        "--lora-root",
+        "/x",
+    )
+    engine, _ = serve(*flags, "--max-loras=3")
+    assert engine.lora == LoraConfig(lora_modules=("a=/x", "b=y=z", "c=."), lora_root=("/x",), max_loras=3, max_lora_rank=8)
+    assert engine.lora.modules == [("a", "/x"), ("b", "y=z"), ("c", ".")]
 
 
 @pytest.mark.parametrize(

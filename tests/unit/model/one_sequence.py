@@ -10,6 +10,7 @@ from support.kv_layers import unwritten_kv
 
 from ramet.core.batch import Batch, PageCopies, RowSampling
 from ramet.kernels.backend import Backend, KVFormat
+from ramet.kernels.program import NO_ADAPTERS, Adapters
 from ramet.model.decoder import Decoder
 from ramet.model.spec import Checkpoint
 
@@ -33,9 +34,9 @@ class OneSequence:
         self.num_pages = max_tokens // PAGE_SIZE
         self.length = 0
 
-    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    def feed(self, tokens: Sequence[int], adapters: Adapters = NO_ADAPTERS) -> npt.NDArray[np.float32]:
         """float32[len(tokens), V]"""
-        hidden = self.decoder.forward(self._batch(int32(tokens)), self.layers, int32(range(len(tokens))))
+        hidden = self.decoder.forward(self._batch(int32(tokens)), self.layers, int32(range(len(tokens))), adapters)
         self.length += len(tokens)
         return self.decoder.logits(hidden)
 

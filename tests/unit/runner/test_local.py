@@ -27,7 +27,7 @@ class SumModel:
         self.projected: list[np.ndarray] = []
         self.spoil: set[int] = set()  # token ids whose hidden rows are not finite
 
-    def forward(self, batch, kv_layers, rows):
+    def forward(self, batch, kv_layers, rows, adapters):
         keys = kv_layers[0].keys[:, 0, 0]
         keys[batch.slots] = batch.token_ids
         hidden = np.empty((batch.num_tokens, 4), np.float32)
@@ -179,7 +179,7 @@ def test_a_prompt_row_that_is_not_finite_is_nan(runner, model):
 
 
 def test_a_model_that_raises_ends_the_engine_with_a_reason(runner, model, monkeypatch):
-    def broken(batch, kv_layers, rows):
+    def broken(batch, kv_layers, rows, adapters):
         raise ValueError("K differs")
 
     monkeypatch.setattr(model, "forward", broken)

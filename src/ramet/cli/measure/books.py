@@ -13,7 +13,7 @@ from ramet.core.ids import Int32, RequestId, UInt32
 from ramet.core.output import SequenceUpdate, StepOutput
 from ramet.core.ports import Runner
 from ramet.core.sampling import SamplingParams
-from ramet.engine.admission import Limits
+from ramet.engine.admission import Admission, Limits
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import Engine
 from ramet.kv.manager import KVManager
@@ -37,8 +37,8 @@ class Books:
         self.kv = KVManager(PagePool(num_pages), RadixCache(page_size), page_size)
         self.scheduler = Scheduler(config, self.kv, make_policy(policy, self.kv))
         self._runner = _Timed(FakeRunner(VOCAB_SIZE, page_size, num_pages, VirtualClock()))
-        limits = Limits.of(VOCAB_SIZE, _MAX_LEN, self.kv.fits)
-        self.engine = Engine(self._runner, self.scheduler, self.kv, MonotonicClock(), limits)
+        clock, limits = MonotonicClock(), Limits.of(VOCAB_SIZE, _MAX_LEN, self.kv.fits)
+        self.engine = Engine(self._runner, self.scheduler, self.kv, clock, Admission(limits, (), clock, seed=0))
         self.updates: list[SequenceUpdate] = []  # of the last step
 
     def submit(self, prompt: Row[int] | Int32, num_tokens: int) -> RequestId:

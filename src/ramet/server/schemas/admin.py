@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
+from ramet.core.adapters import AdapterInfo
 from ramet.engine.engine import EngineStats
 
 __all__ = [
     "AbortRequest",
     "Aborted",
+    "AdapterLoaded",
+    "AdapterUnloaded",
     "EngineInfo",
     "FlushRequest",
     "Flushed",
     "Health",
+    "LoadAdapterRequest",
     "Model",
     "Models",
     "ServerInfo",
+    "UnloadAdapterRequest",
     "Version",
     "Welcome",
 ]
@@ -38,11 +43,12 @@ class Version(msgspec.Struct):
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """``created`` is Unix time."""
+    """``created`` is Unix time; ``parent`` the model that an adapter is for."""
 
     id: str
     created: int
     max_model_len: int
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "ramet"
 
@@ -63,6 +69,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     page_bytes: int
     threads: int
     isa: str
+    adapters: list[AdapterInfo]
     stats: EngineStats | None
 
 
@@ -99,3 +106,26 @@ class AbortRequest(msgspec.Struct, kw_only=True, rename={"names": "rid"}):
 
 class Aborted(msgspec.Struct, kw_only=True):
     num_aborted: int
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """vLLM's. ``lora_path`` is under a folder of --lora-root: from there, or whole."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    lora_name: str
+
+
+class AdapterLoaded(msgspec.Struct, kw_only=True):
+    id: str
+    parent: str
+    success: bool = True
+
+
+class AdapterUnloaded(msgspec.Struct, kw_only=True):
+    id: str
+    success: bool = True

@@ -104,7 +104,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, rename={"token_ids": "input_
     video_data: Any = None
     audio_data: Any = None
     input_embeds: Any = None
-    lora_path: Any = None
+    lora_path: str | None = None
     session_params: Any = None
     custom_logit_processor: Any = None
 
