@@ -37,8 +37,8 @@ struct Raised {
 
 }  // namespace
 
-// Three jobs, whatever the number of adapters: rows are made ready, all downs, all ups. A row's sums are those
-// that it would have alone.
+// Three jobs, whatever the number of adapters: rows are made ready, all downs, all ups. A row's sums are
+// those that it would have alone.
 void Kernels::adapt(const Rows& x, const Prologue& prologue, const std::vector<Adapted>& groups, int64_t ldy,
                     float* y) {
   constexpr int64_t kGrain = 2;  // panels are done in pairs

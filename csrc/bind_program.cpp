@@ -38,8 +38,8 @@ void make_layers(Layers* self, const std::vector<std::pair<Store, Store>>& store
   new (self) Layers(std::move(layers));
 }
 
-// For each product of a model what is done to it, or nothing: (down, ups), an up being (weight, first rank, first
-// output, scale). The caller keeps the weights.
+// For each product of a model what is done to it, or nothing: (down, ups), an up being (weight, first rank,
+// first output, scale). The caller keeps the weights.
 void make_adapter(Adapter* self, const nb::list& given) {
   Adapter adapter;
   for (const nb::handle one : given) {

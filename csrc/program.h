@@ -25,7 +25,7 @@ struct Feed {
   const int32_t* token_ids = nullptr;
   const float* loaded = nullptr;  // rows of the register that is loaded
   int64_t loaded_width = 0;
-  Wanted outputs{};  // of the loaded rows, where not all are wanted
+  Wanted outputs{};                     // of the loaded rows, where not all are wanted
   const int32_t* adapter_of = nullptr;  // of each row: which of `adapters`, counted from 1; 0 for none
   std::vector<const Adapter*> adapters{};
   const int32_t* slots = nullptr;

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -132,7 +133,7 @@ async def get_model(request: Request) -> Response:
 def _model(services: Services, name: str) -> Model:
     ready = services.client.ready
     limits = services.client.limits if ready is None else ready.limits  # the client's raises where there is none yet
-    parent = services.model_names[0] if services.adapter(name) else None
+    parent = services.model_names[0] if services.adapter(name) else UNSET
     return Model(id=name, created=services.created, max_model_len=limits.max_model_len, parent=parent)
 
 

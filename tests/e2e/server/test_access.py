@@ -30,7 +30,7 @@ USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key-3"
 SECRET = "sk-of-the-environment"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 OPEN = {"/", "/health"}
-ADMINS = {"/flush_cache", "/server_info"}
+ADMINS = {"/flush_cache", "/server_info", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 TEXT = "/v1/completions"
 
 

@@ -67,6 +67,9 @@ def test_answers_and_events_are_as_it_says(server: Served, told: dict[str, Any],
             schema, example = asked_of(operation)
             check(schema, example)
             answer = server.post(url, example)
+        if "lora_adapter" in path:  # here none may be loaded
+            assert answer.status_code == 404, (path, answer.text)
+            continue
         assert answer.status_code == 200, (path, answer.text)
         (kind, *_) = answers
         assert answer.headers["content-type"].startswith(kind)

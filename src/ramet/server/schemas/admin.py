@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ramet.core.adapters import AdapterInfo
 from ramet.engine.engine import EngineStats
@@ -48,7 +49,7 @@ class Model(msgspec.Struct, kw_only=True):
     id: str
     created: int
     max_model_len: int
-    parent: str | None = None
+    parent: str | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "ramet"
 
