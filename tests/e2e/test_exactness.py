@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.oracle import Oracle
+from tiny_adapters import make_adapter, write_adapter
 from tiny_models import TINY_MODELS, write_folder
 
 from ramet import LLM, RequestOutput, SamplingParams
 from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
-from ramet.core.request import Sequence
+from ramet.core.request import Namespace, Sequence
 from ramet.runner.local import LocalRunner
 
 _SETTINGS: Mapping[str, tuple[Any, ...]] = {
@@ -40,8 +41,13 @@ _FAMILIES = (
     "llama", "qwen2-windows", "qwen3", "phi3", "smollm3", "granite", "olmo2", "mistral", "gemma2", "gemma3", "qwen3moe",
     "mixtral",
 )  # fmt: skip
-TINY = {"family": _FAMILIES, "weights": ("float32", "bfloat16", "int8", "int4"), **_SETTINGS}
-DEMO = {"family": ("demo",), "weights": ("as shipped",), **_SETTINGS}
+TINY = {
+    "family": _FAMILIES,
+    "weights": ("float32", "bfloat16", "int8", "int4"),
+    "lora": ((None,), ("a", None, "b", "b")),  # of the probes in turn, and of their mates
+    **_SETTINGS,
+}
+DEMO = {"family": ("demo",), "weights": ("as shipped",), "lora": ((None,),), **_SETTINGS}
 Cell = dict[str, Any]
 _TIGHT_POOL = {1: 145, 16: 160, 64: 256}  # tokens; see _preempted
 _VOCAB = 300
@@ -118,7 +124,7 @@ class Models:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._baselines: dict[tuple[str, str, str], list[tuple[Any, ...]]] = {}
+        self._baselines: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
 
     def llm(self, cell: Cell, **options: Any) -> LLM:
         options |= {"kv_cache_dtype": cell["kv"], "kv_cache_memory": "64MiB"}
@@ -129,13 +135,24 @@ class Models:
         folder = self._root / f"{cell['family']}-{dtype}"
         if not folder.exists():
             write_folder(TINY_MODELS[cell["family"]], folder, dtype=dtype, tokenizer=False)
-        return LLM(str(folder), quantization=weights if weights.startswith("int") else None, **options)
+        adapters = {name: self._adapter(cell["family"], name) for name in cell["lora"] if name}
+        return LLM(str(folder), quantization=weights if weights.startswith("int") else None, lora=adapters, **options)
+
+    def _adapter(self, family: str, name: str) -> Path:
+        """Two that differ in rank, type and the products that they change."""
+        folder = self._root / f"{family}-{name}"
+        if not folder.exists():
+            first = {"targets": ("q_proj", "k_proj", "o_proj", "qkv_proj", "up_proj", "gate_up_proj")}
+            adapter = make_adapter(family, 1, 3, **first) if name == "a" else make_adapter(family, 2, 16)
+            write_adapter(adapter, folder, dtype="F32" if name == "a" else "BF16")
+        return folder
 
     def baseline(self, cell: Cell) -> list[tuple[Any, ...]]:
-        name = (cell["family"], cell["weights"], cell["kv"])
+        name = (cell["family"], cell["weights"], cell["kv"], cell["lora"])
         if name not in self._baselines:
             with self.llm(cell, prefix_cache="none", threads=1, page_size=16, max_running_seqs=1) as llm:
-                self._baselines[name] = [bits(llm.generate([prompt], params)[0]) for prompt, params in PROBES]
+                probes = zip(PROBES, itertools.cycle(cell["lora"]))
+                self._baselines[name] = [bits(llm.generate([ids], params, lora=lora)[0]) for (ids, params), lora in probes]
         return self._baselines[name]
 
 
@@ -145,7 +162,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def _name(cell: Cell) -> str:
-    return "-".join(str(value) for value in cell.values())
+    return "-".join("+".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in cell.values())
 
 
 @pytest.mark.parametrize("cell", cells(TINY, list(TINY)), ids=_name)
@@ -199,8 +216,10 @@ class Bench:
         self.recorder = Recorder(runner)
         self.engine._runner = self.recorder
 
-    def submit(self, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, Sequence]:
-        output = self.llm._submit(prompt, None, params)
+    def submit(self, prompt: list[int], params: SamplingParams, number: int) -> tuple[RequestOutput, Sequence]:
+        """With the adapter of probe ``number``."""
+        lora = self.cell["lora"][number % len(self.cell["lora"])]
+        output = self.llm._submit(prompt, None, params, Namespace(adapter=lora or ""))
         (seq_id,) = self.engine.seq_ids(output.request_id)
         return output, self.sequence(seq_id)
 
@@ -256,7 +275,9 @@ def _plain(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def _at_once(bench: Bench) -> list[RequestOutput]:
-    outputs = bench.llm.generate([p for p, _ in PROBES + _MATES], [s for _, s in PROBES + _MATES])
+    prompts, params = zip(*PROBES, *_MATES, strict=True)
+    loras = list(itertools.islice(itertools.cycle(bench.cell["lora"]), len(prompts)))
+    outputs = bench.llm.generate(prompts, params, lora=loras)
     return outputs[: len(PROBES)]
 
 
@@ -273,15 +294,15 @@ def _preempted(bench: Bench) -> list[tuple[Any, ...]]:
     is done, and so the probe, being younger, must give way.
     """
     answers = []
-    for prompt, params in PROBES:
+    for number, (prompt, params) in enumerate(PROBES):
         size, pool = bench.cell["page_size"], _TIGHT_POOL[bench.cell["page_size"]]
         num_mate_pages = pool // size - -(-len(prompt) // size) - 1
         mate_prompt = _prompt(77, max(1, num_mate_pages * size - 1))
         forever = SamplingParams(temperature=0, max_tokens=pool - len(mate_prompt), ignore_eos=True)
-        mate, running = bench.submit(mate_prompt, forever)
+        mate, running = bench.submit(mate_prompt, forever, number + 1)
         while running.num_output_tokens < 1:
             bench.step()
-        output, sequence = bench.submit(prompt, params)
+        output, sequence = bench.submit(prompt, params, number)
         while not sequence.num_preemptions:
             assert not output.finished, "the probe had room"
             bench.step()
@@ -297,9 +318,9 @@ def _preempted(bench: Bench) -> list[tuple[Any, ...]]:
 def _forked(bench: Bench) -> list[tuple[Any, ...]]:
     """Each probe is branched off a running sequence that holds just its prompt: its whole pages are shared, one is copied."""
     engine, answers = bench.engine, []
-    for prompt, params in PROBES:
+    for number, (prompt, params) in enumerate(PROBES):
         only = SamplingParams(max_tokens=8, allowed_token_ids=[prompt[-1]], ignore_eos=True)
-        parent, sequence = bench.submit(prompt[:-1], only)
+        parent, sequence = bench.submit(prompt[:-1], only, number)
         while sequence.num_output_tokens < 1:
             bench.step()
         child = engine.fork(sequence.seq_id, sampling=params)
