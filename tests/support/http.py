@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message
 from tiny_models import TINY_MODELS, write_folder
 
-from ramet.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
+from ramet.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
 from ramet.engine.build import build_engine, build_text
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import Engine
@@ -91,7 +91,12 @@ class Served:
 
 @contextmanager
 def serve_tiny(
-    folder: Path, config: ServerConfig | None = None, *, page_size: int = 4, scheduler: SchedulerConfig | None = None
+    folder: Path,
+    config: ServerConfig | None = None,
+    *,
+    page_size: int = 4,
+    scheduler: SchedulerConfig | None = None,
+    lora: LoraConfig | None = None,
 ) -> Iterator[Served]:
     """A server on a free port of 127.0.0.1 over the model in ``folder``; stopped in the end, whatever happened."""
     options = EngineConfig(
@@ -99,6 +104,7 @@ def serve_tiny(
         cache=CacheConfig(page_size=page_size, kv_cache_memory="8MiB"),
         scheduler=scheduler or SchedulerConfig(),
         runner=RunnerConfig(threads=1),
+        lora=lora or LoraConfig(),
     )
     started: Future[tuple[Served, uvicorn.Server]] = Future()
     thread = threading.Thread(
