@@ -47,6 +47,7 @@ def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixt
     tally, capacity = crowd.tally, (before + after) / 2
     goodput = tally.num_equal / whole_s
     num_refused = tally.unwhole.pop("429 queue_full")
+    assert tally.num_equal > 0
     wait_s = max(tally.seconds)
     with capsys.disabled():
         print(f"\ncapacity {before:.1f} and {after:.1f} requests a second, asked for {10 * before:.0f}; goodput {goodput:.1f}")
@@ -55,10 +56,10 @@ def test_h12_ten_times_what_it_can_do(tmp_path: Path, capsys: pytest.CaptureFixt
     assert tally.wrong == watch.faults == watch.unanswered == []
     assert not tally.unwhole
     assert num_refused > (4 * tally.num_equal if FULL else 0)
-    # A place in the queue is worth the time of those before it, so the bound in requests is one in seconds; a shared machine has
-    # spells of half its speed and less.
-    assert wait_s < 4 * (RUNNING + WAITING) / min(before, goodput)
-    assert goodput >= (0.9 if FULL else 0.5) * capacity
+    assert watch.most_waiting <= WAITING  # a place in the queue is worth the time of those before it
+    if FULL:  # what takes time says something of a machine that has nothing else to do
+        assert wait_s < 4 * (RUNNING + WAITING) / min(before, goodput)
+        assert goodput >= 0.9 * capacity
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,7 @@ def test_the_account_holds_after_every_step_of_such_a_storm(
         began = time.monotonic()
         asyncio.run(crowd.storm(num_clients, seconds))
         took_s = time.monotonic() - began
-        served.until_idle(60)
-        stats = served.services.client.stats
+        stats = served.until_idle(60)
         assert stats is not None
         assert stats.num_open_requests == stats.kv.num_private_pages == stats.kv.num_locked_pages == 0
     _check(crowd)

@@ -21,7 +21,7 @@ from tiny_models import TINY_MODELS, write_folder
 from ramet.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
 from ramet.engine.build import build_engine, build_text
 from ramet.engine.clock import MonotonicClock
-from ramet.engine.engine import Engine
+from ramet.engine.engine import Engine, EngineStats
 from ramet.engine.wire import Ready
 from ramet.model.source import open_model
 from ramet.server.app import build_app
@@ -78,15 +78,20 @@ class Served:
         result: Called = self.run(call(self.app, path, body, **options))
         return result
 
-    def until_idle(self, seconds: float = 10.0) -> None:
-        """Wait until no request runs; raises ``TimeoutError`` where some go on."""
+    def until_idle(self, seconds: float = 10.0) -> EngineStats | None:
+        """Wait until no request runs, neither here nor in the engine, which may hear of an end later; gives the engine's numbers
+        then, None before its first step. Raises ``TimeoutError`` where some go on.
+        """
 
-        async def idle() -> None:
+        async def idle() -> EngineStats | None:
+            client = self.services.client
             async with asyncio.timeout(seconds):
-                while self.services.client.generations:
+                while client.generations or (client.stats is not None and client.stats.num_open_requests):
                     await asyncio.sleep(0.005)
+            return client.stats
 
-        self.run(idle())
+        stats: EngineStats | None = self.run(idle())
+        return stats
 
 
 @contextmanager

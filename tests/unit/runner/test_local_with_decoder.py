@@ -114,5 +114,5 @@ def test_logits_of_the_few_tokens_that_a_mask_leaves_are_those_of_all(new_runner
         runner = new_runner(worker=worker)
         runner.launch(batch)
         output = runner.collect(masks)
-        found.append((output.token_ids.tolist(), [one and bits(one) for one in output.logprobs], output.errors))
+        found.append((output.token_ids, [one and bits(one) for one in output.logprobs], output.errors))
     assert found[0] == found[1] == found[2]
