@@ -11,7 +11,6 @@
 #include <string>
 
 #include "bind_peaks.h"
-#include "inputs.h"
 #include "prefix.h"
 #include "program.h"
 
@@ -272,26 +271,6 @@ void attention(Kernels& self, const Array<const float, 3>& q, const Store& keys,
   });
 }
 
-Ints to_ints(const char* name, const Ids& values) { return {name, values.data(), values.size()}; }
-
-std::string range_fault(const char* name, const Ids& values, int64_t end) {
-  return out_of_range(to_ints(name, values), end);
-}
-
-std::string find_layout_fault(const Ids& query_indptr, const Ids& context_lens, const Ids& token_ids,
-                              const Ids& positions, const Ids& slots, const Ids& page_indptr,
-                              const Ids& page_ids, int64_t page_size, int64_t num_pages) {
-  require(page_size > 0, "page_size is at least 1");
-  const BatchLayout layout{to_ints("query_indptr", query_indptr),
-                           to_ints("context_lens", context_lens),
-                           to_ints("token_ids", token_ids),
-                           to_ints("positions", positions),
-                           to_ints("slots", slots),
-                           to_ints("page_indptr", page_indptr),
-                           to_ints("page_ids", page_ids)};
-  return layout_fault(layout, page_size, num_pages);
-}
-
 // Bytes objects keep their data at a multiple of 8, so whole tokens can be read in place.
 TokenRow to_tokens(const nb::bytes& data) {
   require(data.size() % sizeof(int32_t) == 0, "tokens are whole int32");
@@ -343,9 +322,7 @@ NB_MODULE(_native, m) {
   m.def("isas", &isas, "Instruction sets of this machine that the kernels are built for, best first.");
   m.def("copy_pages", &copy_pages);
   bind_peaks(m);
-  m.def("range_fault", &range_fault, "Which value is not in [0, end), or nothing.");
-  m.def("layout_fault", &find_layout_fault,
-        "What is wrong with a batch's rows, positions, slots and page tables, or nothing.");
+  bind_batch(m);
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.n, w.k); })
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.num_bytes; });

@@ -29,6 +29,7 @@ int64_t dim(const A& array, size_t i) {
 KV to_kv(const Store& keys, const Store& values);
 Scoring to_scoring(float scale, std::optional<int64_t> window, std::optional<float> cap);
 void bind_automaton(nb::module_& m);
+void bind_batch(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m, nb::class_<Kernels>& kernels);
 

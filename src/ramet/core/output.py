@@ -37,16 +37,15 @@ class TokenLogprobs:
     top_logprobs: Float32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutput:
-    """Results of one batch. ``token_ids`` int32[R], -1 where the row failed.
+class StepOutput(msgspec.Struct, frozen=True, eq=False):
+    """Results of one batch of R sampled rows. ``token_ids`` has one each, -1 where the row failed.
 
     ``logprobs`` has an entry for each sampled row, None where none was asked; ``prompt_logprobs`` one for each of the batch's
     ``prompt_logprob_rows``. ``errors`` maps a sampled row to what went wrong with it alone.
     """
 
     step: int
-    token_ids: Int32
+    token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]
     errors: Mapping[int, str]

@@ -6,8 +6,7 @@ between them: whatever is in flight is left alone until its step is done. One th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -205,11 +204,13 @@ class Engine:
         """
         self.check_alive()
         self._add_compiled()
-        with self._deadly():
+        try:
             batch = self._scheduler.schedule(self._clock.now())
             if batch is not None:
                 self._runner.launch(batch)
                 self._num_launched += 1
+        except BaseException as error:
+            self._break_off(error)
 
     def finish_step(self) -> list[SequenceUpdate]:
         """Wait for the oldest launched step, and give the news since the last call.
@@ -219,9 +220,11 @@ class Engine:
         updates: list[SequenceUpdate] = []
         if self._num_launched:
             self._num_launched -= 1
-            with self._deadly():
+            try:
                 masks = self._scheduler.fill_masks()  # while the step computes
                 updates = self._scheduler.update(self._runner.collect(masks))
+            except BaseException as error:
+                self._break_off(error)
         elif self._compiling:  # nothing else to do; yet aborts and other requests are not to wait for long
             self._compiling[0].matcher.wait(_PATIENCE_S)
         updates += self._scheduler.take_news() + self._refused
@@ -325,16 +328,11 @@ class Engine:
             del self._open[update.request_id]
             self.adapters.release(entry.request.namespace)
 
-    @contextmanager
-    def _deadly(self) -> Iterator[None]:
-        """Whatever breaks off this block half-way is the engine's end."""
-        try:
-            yield
-        except Exception as error:
-            self._die(error)
-        except BaseException as error:
-            self._die(error)
-            raise
+    def _break_off(self, error: BaseException) -> None:
+        """A step broke off half-way, which is the engine's end; what is no fault goes on to the caller."""
+        self._die(error)
+        if not isinstance(error, Exception):
+            raise error
 
     def _die(self, error: BaseException) -> None:
         self._death = EngineDead(f"a step failed: {shown(error, 200)}")

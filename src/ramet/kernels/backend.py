@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -128,8 +128,7 @@ class RowFault(IntEnum):
     UNKNOWN_ID = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Picks:
+class Picks(NamedTuple):
     """Of R rows, each int[R]: the chosen tokens, -1 where there is a fault (``RowFault``), and its size."""
 
     token_ids: Int32

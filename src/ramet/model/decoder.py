@@ -165,8 +165,10 @@ class Decoder:
             head = embed if spec.tie_embeddings else packer.pack("head")
             progress(store.doing, spec.num_layers + 1, spec.num_layers + 1)
         final_norm = RmsNorm(tensors.vector("final_norm") * np.float32(spec.logit_scale), spec.rms_eps)
-        self._forward = backend.compile(_forward(spec, embed, layers, self._rope))
-        self._logits = backend.compile(_logits(spec, final_norm, head))
+        forward = _forward(spec, embed, layers, self._rope)
+        logits = _logits(spec, forward.result, final_norm, head)
+        both = Program((*forward.steps, *logits.steps[1:]), logits.result)  # nothing is to be loaded there
+        self._forward, self._logits, self._next_logits = map(backend.compile, (forward, logits, both))
         self.products: Mapping[str, PackedWeight] = _products(layers, head)
         self.nbytes = sum(weight.nbytes for layer in layers for weight in layer.packed.values())
         self.nbytes += embed.nbytes + (0 if head is embed else head.nbytes)
@@ -201,10 +203,19 @@ class Decoder:
 
         Writes the keys and values of all the batch's tokens to ``batch.slots``. The batch's page copies must be done.
         """
+        return self._forward.run_tokens(self._feed(batch, kv_layers, rows, adapters))
+
+    def next_logits(self, batch: Batch, kv_layers: Sequence[KVLayer], adapters: Adapters = NO_ADAPTERS) -> Float32:
+        """float32[R, V]: ``logits`` of ``forward`` of the batch's sampled rows, in one run.
+
+        For small batches: this run has room of its own for what is between the layers of all their tokens.
+        """
+        return self._next_logits.run_tokens(self._feed(batch, kv_layers, batch.sample_rows, adapters))
+
+    def _feed(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32, adapters: Adapters) -> TokenFeed:
         cos, sin = self._rope.reaching(batch.positions)
         plan = self._backend.plan(batch)
-        feed = TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers, adapters)
-        return self._forward.run_tokens(feed)
+        return TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers, adapters)
 
     def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
         """float32[R, V] of float32[R, hidden]: the final norm, then the output projection.
@@ -294,8 +305,9 @@ def _add_product(product: _Product, after: AsItIs | Scale | RmsNorm, at: _Regist
         yield Add(at.branch, after, at.x)
 
 
-def _logits(spec: ModelSpec, final_norm: RmsNorm, head: PackedWeight) -> Program:
-    hidden, logits = Register(spec.hidden_size), Register(spec.vocab_size)
+def _logits(spec: ModelSpec, hidden: Register, final_norm: RmsNorm, head: PackedWeight) -> Program:
+    """From rows of the last layer, which are loaded, to their logits."""
+    logits = Register(spec.vocab_size)
     caps = () if spec.logit_cap is None else (SoftCap(logits, spec.logit_cap),)
     return Program((Load(hidden), Project(hidden, final_norm, head, None, logits), *caps), logits)
 

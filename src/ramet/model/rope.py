@@ -109,7 +109,7 @@ class RopeTable:
     def reaching(self, positions: Int32) -> tuple[Float32, Float32]:
         """(cos, sin), each float32[P, columns] for positions 0 to P - 1, which are all of the non-negative int32[T] and more."""
         if len(positions):
-            self._reach(int(positions.max()))
+            self._reach(max(positions.tolist()))  # numpy's reductions are dear for the few rows of a decode step
         return self._cos, self._sin
 
     def _reach(self, position: int) -> None:

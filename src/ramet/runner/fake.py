@@ -104,7 +104,7 @@ class FakeRunner:
         self._clock.advance(self._cost.of(batch))
         return StepOutput(
             step=batch.step,
-            token_ids=np.array([-1 if row in errors else choice.token_id for row, choice in enumerate(choices)], np.int32),
+            token_ids=tuple(-1 if row in errors else choice.token_id for row, choice in enumerate(choices)),
             logprobs=tuple(None if row in errors else choice.logprobs for row, choice in enumerate(choices)),
             prompt_logprobs=tuple(prompt_logprobs),
             errors=errors,

@@ -31,22 +31,23 @@ def _fault(batch: Batch, page_size: int, num_pages: int) -> str:
         return f"page size {batch.page_size}, but the KV memory has {page_size}"
     if len(batch.adapters) not in (0, batch.num_seqs):
         return f"{len(batch.adapters)} adapters for {batch.num_seqs} sequences"
+    fault = layout_fault(
+        batch.query_indptr,
+        batch.context_lens,
+        batch.token_ids,
+        batch.positions,
+        batch.slots,
+        batch.page_indptr,
+        batch.page_ids,
+        batch.sample_rows,
+        page_size,
+        num_pages,
+    ) or range_fault("prompt_logprob_rows", batch.prompt_logprob_rows, batch.num_tokens)
     copies = batch.page_copies
+    if fault or not len(copies):
+        return fault
     return (
-        layout_fault(
-            batch.query_indptr,
-            batch.context_lens,
-            batch.token_ids,
-            batch.positions,
-            batch.slots,
-            batch.page_indptr,
-            batch.page_ids,
-            page_size,
-            num_pages,
-        )
-        or range_fault("sample_rows", batch.sample_rows, batch.num_tokens)
-        or range_fault("prompt_logprob_rows", batch.prompt_logprob_rows, batch.num_tokens)
-        or range_fault("page_copies.src", copies.src, num_pages)
+        range_fault("page_copies.src", copies.src, num_pages)
         or range_fault("page_copies.dst", copies.dst, num_pages)
         or range_fault("page_copies.num_tokens", copies.num_tokens, page_size + 1)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
@@ -37,6 +36,10 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32, adapters: Adapters = NO_ADAPTERS) -> Float32:
         """Write the batch's keys and values; give these rows as they are before the final norm, float32[len(rows), H]."""
+        ...
+
+    def next_logits(self, batch: Batch, kv_layers: Sequence[KVLayer], adapters: Adapters) -> Float32:
+        """``logits`` of ``forward`` of a small batch's sampled rows, in one go."""
         ...
 
     def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
@@ -78,46 +81,66 @@ class LocalRunner:
         check_batch(batch, self._page_size, self._num_pages)
         is_behind = bool(self._launched) and not self._launched[-1][1].done()
         worker = self._worker if is_behind or batch.sampling.mask_indptr[-1] else InPlace()
-        with _deadly(batch):
+        try:
             adapters = self._adapters_of(batch)  # held from now on: those of sequences that run are all there
-        self._launched.append((batch, worker.start(partial(self._hidden, batch, adapters))))
+        except Exception as error:
+            raise _dead(batch, error) from error
+        self._launched.append((batch, worker.start(partial(self._computed, batch, adapters))))
 
     def collect(self, masks: UInt32 = NO_MASKS) -> StepOutput:
         """The oldest launched step's result. Raises ``EngineDead`` where none is launched or its computation is broken."""
         if not self._launched:
             raise EngineDead("collect was called with no step launched")
-        batch, hidden = self._launched.popleft()
-        with _deadly(batch):
-            return self._choose(batch, hidden.result(), masks)
+        batch, computed = self._launched.popleft()
+        try:
+            return self._choose(batch, computed.result(), masks)
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise _dead(batch, error) from error
 
     def _adapters_of(self, batch: Batch) -> Adapters:
-        if not batch.adapters.any():
+        if not len(batch.adapters) or not batch.adapters.any():
             return NO_ADAPTERS
         generations, of_seqs = np.unique(np.append(batch.adapters, np.int32(0)), return_inverse=True)
         loaded = tuple(self._adapters[int(generation)] for generation in generations[1:])
         return Adapters(loaded, np.repeat(of_seqs[:-1].astype(np.int32), np.diff(batch.query_indptr)))
 
-    def _hidden(self, batch: Batch, adapters: Adapters) -> Float32:
-        """The wanted rows before the final norm: those of prompt logprobs, then those where a token is chosen."""
-        with _deadly(batch):
+    def _computed(self, batch: Batch, adapters: Adapters) -> Float32:
+        """The logits of a small batch where tokens are chosen and no more. Of any other the wanted rows before the final norm:
+        those of prompt logprobs, then those where a token is chosen.
+        """
+        try:
             if len(batch.page_copies):
                 self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
-            wanted = np.concatenate([batch.prompt_logprob_rows, batch.sample_rows])
+            if _is_plain(batch):
+                return self._decoder.next_logits(batch, self._kv_layers, adapters)
+            wanted = batch.sample_rows
+            if len(batch.prompt_logprob_rows):
+                wanted = np.concatenate([batch.prompt_logprob_rows, wanted])
             return self._decoder.forward(batch, self._kv_layers, wanted, adapters) if batch.num_tokens else _NO_ROWS
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise _dead(batch, error) from error
 
-    def _choose(self, batch: Batch, hidden: Float32, masks: UInt32) -> StepOutput:
-        num_prompt_rows = len(batch.prompt_logprob_rows)
-        prompt_logprobs = tuple(self._prompt_logprobs(hidden[:num_prompt_rows], batch))
-        sampling = msgspec.structs.replace(batch.sampling, masks=masks)
-        choices = [
-            choice
-            for logits, rows in self._choice_logits(hidden[num_prompt_rows:], sampling)
-            for choice in sample(self._backend, logits, sampling, rows)
-        ]
+    def _choose(self, batch: Batch, computed: Float32, masks: UInt32) -> StepOutput:
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if _is_plain(batch):
+            choices = sample(self._backend, computed, batch.sampling, range(len(computed)))
+        else:
+            num_prompt_rows = len(batch.prompt_logprob_rows)
+            prompt_logprobs = tuple(self._prompt_logprobs(computed[:num_prompt_rows], batch))
+            sampling = msgspec.structs.replace(batch.sampling, masks=masks)
+            choices = [
+                choice
+                for logits, rows in self._choice_logits(computed[num_prompt_rows:], sampling)
+                for choice in sample(self._backend, logits, sampling, rows)
+            ]
         return StepOutput(
             step=batch.step,
-            token_ids=np.array([choice.token_id for choice in choices], np.int32),
-            logprobs=tuple(choice.logprobs for choice in choices),
+            token_ids=tuple([choice.token_id for choice in choices]),
+            logprobs=tuple([choice.logprobs for choice in choices]),
             prompt_logprobs=prompt_logprobs,
             errors={row: choice.error for row, choice in enumerate(choices) if choice.error is not None},
         )
@@ -154,6 +177,15 @@ class LocalRunner:
             yield from token_logprobs(self._backend, logits, targets, num_best)
 
 
+def _is_plain(batch: Batch) -> bool:
+    """Whether all that is wanted of it is a token for each sampled row, of few tokens, without masks: most steps by far.
+
+    Each time Python has its turn between two runs of the kernels it finds the caches full of weights: so there is one run.
+    """
+    has_masks = batch.sampling.mask_indptr[-1] > 0
+    return 0 < len(batch.sample_rows) <= batch.num_tokens <= _SLAB_ROWS and not (has_masks or len(batch.prompt_logprob_rows))
+
+
 def _sparse_rows(sampling: RowSampling) -> tuple[npt.NDArray[np.bool_], UInt32]:
     """Which rows have a mask of few tokens, and are not asked for logprobs, which are of all; and the masks."""
     has_mask = np.diff(sampling.mask_indptr) == 1
@@ -165,12 +197,6 @@ def _sparse_rows(sampling: RowSampling) -> tuple[npt.NDArray[np.bool_], UInt32]:
     return is_sparse, sampling.masks
 
 
-@contextmanager
-def _deadly(batch: Batch) -> Iterator[None]:
-    """Whatever fails in here is the step's end."""
-    try:
-        yield
-    except EngineDead:
-        raise
-    except Exception as error:
-        raise EngineDead(f"step {batch.step} could not be computed: {type(error).__name__}: {error}") from error
+def _dead(batch: Batch, error: Exception) -> EngineDead:
+    """What to raise of whatever failed in a step: it is the engine's end."""
+    return EngineDead(f"step {batch.step} could not be computed: {type(error).__name__}: {error}")

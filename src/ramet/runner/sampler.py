@@ -39,14 +39,15 @@ def sample(backend: Backend, logits: Float32, sampling: RowSampling, rows: range
     picks = backend.sample(logits, sampling, rows.start, draws)
     choices = [Choice(token_id) for token_id in picks.token_ids.tolist()]
     num_best = sampling.num_logprobs[own]
-    if num_best.max(initial=-1) >= 0:
+    if max(num_best.tolist(), default=-1) >= 0:
         num_best = np.where(picks.token_ids < 0, np.int32(-1), num_best)
         found = backend.logprobs(logits, picks.token_ids, num_best)
         for i in np.flatnonzero(num_best >= 0).tolist():
             token_id = choices[i].token_id
             choices[i] = Choice(token_id, _told(found, i, token_id, int(num_best[i])))
-    for i in np.flatnonzero(picks.faults).tolist():
-        choices[i] = Choice(-1, error=_fault(RowFault(picks.faults[i]), int(picks.fault_sizes[i]), logits.shape[1]))
+    for i, fault in enumerate(picks.faults.tolist()):
+        if fault:
+            choices[i] = Choice(-1, error=_fault(RowFault(fault), int(picks.fault_sizes[i]), logits.shape[1]))
     return choices
 
 

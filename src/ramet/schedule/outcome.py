@@ -39,7 +39,7 @@ def take_tokens(chunk: Chunk, output: StepOutput, row: int) -> Outcome:
         if (error := output.errors.get(row + place)) is not None:
             outcome.error = error
             break
-        token_id = int(output.token_ids[row + place])
+        token_id = output.token_ids[row + place]
         is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens
         is_complete, error = (False, None) if is_stop else accept_token(seq, token_id)
         if error is not None:

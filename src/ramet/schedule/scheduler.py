@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ramet.config import SchedulerConfig
 from ramet.core.batch import NO_MASKS, Batch
@@ -226,6 +227,8 @@ class Scheduler:
 
     def _plan_waiting(self, chunks: list[Chunk], budget: int) -> None:
         """Admit in the policy's order until one does not fit."""
+        if not self._waiting:
+            return
         admitted: list[Sequence] = []
         failed: list[tuple[Sequence, str]] = []
         # A policy may ask the cache about many sequences, so it is not asked in vain.
@@ -306,7 +309,7 @@ class Scheduler:
             raise EngineDead(f"the runner gave a result of step {output.step} that does not fit the oldest one launched")
         self._launched.popleft()
         if oldest.mask_errors:
-            output = replace(output, errors={**output.errors, **oldest.mask_errors})
+            output = msgspec.structs.replace(output, errors={**output.errors, **oldest.mask_errors})
         row = given = 0
         for chunk in oldest.chunks:
             prompt_logprobs = output.prompt_logprobs[given : given + chunk.num_prompt_logprobs]
@@ -345,13 +348,8 @@ class Scheduler:
                 return
         else:
             seq.finish_reason, seq.error = "error", new.error
-        self._tell(
-            seq,
-            new_token_ids=tuple(new.token_ids),
-            logprobs=tuple(new.logprobs),
-            prompt_logprobs=prompt_logprobs,
-            stop_token_id=new.stop_token_id,
-        )
+        self._news.add(seq, tuple(new.token_ids), tuple(new.logprobs), prompt_logprobs, new.stop_token_id)
+        self._let_go_if_finished(seq)
 
     def _publish(self, seq: Sequence) -> None:
         """The steps that filled its pages are done: others may use them. So what is idle is published, always.
@@ -365,17 +363,16 @@ class Scheduler:
             for follower in self._take_followers(seq) if self._followers else ():
                 self._branch(follower, seq)
 
-    def _fail(self, seq: Sequence, error: str, **news: Any) -> None:
+    def _fail(self, seq: Sequence, error: str) -> None:
         """End a sequence for a fault that is its own. Of one that is in flight it is told when its step is done."""
         seq.finish_reason, seq.error = "error", error
         if not seq.num_in_flight_tokens:
-            self._tell(seq, **news)
+            self._end(seq)
 
-    def _tell(self, seq: Sequence, **news: Any) -> None:
-        """Queue news of a sequence (as ``News.add`` takes them). The last news lets it go."""
-        self._news.add(seq, **news)
-        if seq.is_finished:
-            self._let_go(seq)
+    def _end(self, seq: Sequence) -> None:
+        """The last news of a finished sequence, which lets it go."""
+        self._news.add(seq)
+        self._let_go(seq)
 
     # ---- from list to list
 
@@ -410,7 +407,11 @@ class Scheduler:
 
     def _end_if_idle(self, seq: Sequence) -> None:
         if not seq.num_in_flight_tokens:
-            self._tell(seq)
+            self._end(seq)
+
+    def _let_go_if_finished(self, seq: Sequence) -> None:
+        if seq.is_finished:
+            self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:
         """Take a finished sequence off its list and free what it holds. An heir takes its followers over."""

@@ -41,6 +41,9 @@ class SumModel:
                     hidden[row] = np.nan
         return hidden[rows]
 
+    def next_logits(self, batch, kv_layers, adapters):
+        return self.logits(self.forward(batch, kv_layers, batch.sample_rows, adapters))
+
     def logits(self, hidden):
         self.projected.append(hidden)
         return np.stack([row @ WEIGHT for row in hidden])

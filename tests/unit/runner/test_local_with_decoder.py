@@ -66,6 +66,15 @@ def test_pages_do_not_change_a_bit(new_runner):
         assert [bits(one) for one in found.prompt_logprobs] == [bits(one) for one in expected.prompt_logprobs]
 
 
+def test_a_run_to_the_logits_is_the_layers_and_then_the_logits(decoder):
+    model, _ = decoder
+    spec = model.spec
+    batch = make_batch(1, [(PROMPT, 0, (3, 0, 2)), ([5] * 6, 0, (9, 8))])
+    layers = unwritten_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, "float32")
+    expected = model.logits(model.forward(batch, layers, batch.sample_rows))
+    assert model.next_logits(batch, layers).tobytes() == expected.tobytes()
+
+
 def test_chunks_and_batch_mates_do_not_change_a_bit(new_runner):
     expected = whole(new_runner)
     runner = new_runner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from support.engines import built
 
 from ramet.core.batch import PageCopies
@@ -59,6 +60,12 @@ def test_a_batch_stays_what_it_was_when_its_sequences_change() -> None:
     seq.pages.replace(0, np.array([9], np.int32))
     seq.tokens.replace(0, np.array([40], np.int32))
     assert (batch.page_ids.tolist(), batch.token_ids.tolist()) == ([3], [5, 6, 7])
+
+
+def test_pages_that_do_not_cover_a_chunk_are_refused() -> None:
+    seq = sequence(1, [5, 6, 7, 8, 9], [], [3])
+    with pytest.raises(ValueError, match="a page table is shorter than its sequence's context"):
+        built(1, 4, [Chunk(seq, 0, 5, True)], NO_COPIES)
 
 
 def test_prompt_logprob_rows_stand_before_their_targets() -> None:
