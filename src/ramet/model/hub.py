@@ -29,7 +29,7 @@ from ramet.model.spec import Progress
 if TYPE_CHECKING:
     from ramet.model.download import Wanted
 
-__all__ = ["fetch_from_hub"]
+__all__ = ["commit_of", "fetch_from_hub"]
 
 _log = logging.getLogger("ramet.model")
 
@@ -79,6 +79,11 @@ def fetch_from_hub(
     read_config(snapshot)  # what is no model, or asks for code, is refused before its weights are fetched
     run.fetch(_weights(repo_id, snapshot, listing))
     return snapshot
+
+
+def commit_of(path: Path) -> str:
+    """The commit of what ``fetch_from_hub`` gave."""
+    return next(part for part in reversed(path.parts) if _COMMIT.fullmatch(part))
 
 
 class _Unreachable(Exception):

@@ -11,11 +11,11 @@ from ramet.errors import ConfigError, ModelError
 from ramet.model.demo import DEMO_DEFAULTS, fetch_demo_model
 from ramet.model.folder import load_folder
 from ramet.model.gguf_model import load_gguf
-from ramet.model.hub import fetch_from_hub
+from ramet.model.hub import commit_of, fetch_from_hub
 from ramet.model.quant import convert
 from ramet.model.spec import Checkpoint, Progress, silent
 
-__all__ = ["open_model", "resolve"]
+__all__ = ["open_model", "pinned", "resolve"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf)")
@@ -29,6 +29,17 @@ def open_model(config: ModelConfig, progress: Progress = silent) -> Checkpoint:
     if config.model is None:
         checkpoint = replace(checkpoint, generation_defaults=DEMO_DEFAULTS)
     return convert(checkpoint, config.dtype, config.quantization)
+
+
+def pinned(config: ModelConfig, progress: Progress = silent) -> ModelConfig:
+    """The same model, fetched where needed, for whoever opens it again: one of the hub with its commit for a revision.
+
+    So a process that is started later has the weights of the tokenizer that is in use, whatever the branch has become. Raises as
+    ``open_model``.
+    """
+    path = resolve(config.model, config.revision, progress, is_offline=config.offline)
+    is_here = config.model is None or Path(config.model).expanduser().exists()
+    return config if is_here else replace(config, revision=commit_of(path))
 
 
 def resolve(model: str | None, revision: str | None = None, progress: Progress = silent, *, is_offline: bool = False) -> Path:

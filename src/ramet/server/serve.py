@@ -23,7 +23,7 @@ from ramet.config import EngineConfig, ServerConfig
 from ramet.engine.build import TextParts, build_text
 from ramet.engine.clock import MonotonicClock
 from ramet.errors import ConfigError
-from ramet.model.source import open_model
+from ramet.model.source import open_model, pinned
 from ramet.model.spec import Progress
 from ramet.server.app import build_app
 from ramet.server.client import EngineClient
@@ -53,6 +53,7 @@ def run(engine: EngineConfig, server: ServerConfig, loading: Loading) -> int:
     """
     with contextlib.closing(_listen(server.host, server.port)) as listener, contextlib.ExitStack() as shown:
         progress = shown.enter_context(loading())
+        engine = replace(engine, model=pinned(engine.model, progress))
         text = build_text(open_model(engine.model, progress))  # the weights are the engine's
         return uvloop.run(_Process(engine, server, text, listener, progress, shown).run())
 

@@ -18,7 +18,7 @@ from ramet.config import ModelConfig
 from ramet.errors import ModelError
 from ramet.model import download
 from ramet.model import hub as hub_module
-from ramet.model.source import open_model, resolve
+from ramet.model.source import open_model, pinned, resolve
 
 BLOBS, SNAPSHOT = "hub/models--org--m/blobs", f"hub/models--org--m/snapshots/{COMMIT}"
 
@@ -97,6 +97,17 @@ def test_revision_is_pinned_to_its_commit(hub: HubServer) -> None:
     assert all(f"/resolve/{COMMIT}/" in one.path for one in hub.asked[2:])
     with pytest.raises(ModelError, match="is no name of a branch"):
         open_model(ModelConfig(model="org/m", revision="../../../etc/passwd"))
+
+
+def test_pinned_model_stays_what_it_was(hub: HubServer, tmp_path: Path) -> None:
+    """A server opens its model once for the text and once for each engine it starts: all of one commit."""
+    config = pinned(ModelConfig(model="org/m", quantization="int8"))
+    assert config == ModelConfig(model="org/m", quantization="int8", revision=COMMIT)
+    hub.asked.clear()
+    assert open_model(config).spec.num_layers == 2
+    assert hub.asked == []
+    local = ModelConfig(model=str(tmp_path / SNAPSHOT))
+    assert pinned(local) == local
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
