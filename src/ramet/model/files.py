@@ -22,6 +22,7 @@ __all__ = [
     "hash_array",
     "map_file",
     "mapped_files",
+    "mappings",
     "parse_json",
     "plain",
     "read_json",
@@ -70,14 +71,14 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
 
 def release_pages(arrays: Iterable[npt.NDArray[np.generic]]) -> None:
     """Let go of the memory of all mapped files that these arrays are views of; their pages are read again when asked for."""
-    for mapped in _mapped(arrays):
+    for mapped in mappings(arrays):
         pages: Any = mapped.base
         pages.madvise(mmap.MADV_DONTNEED)
 
 
 def mapped_files(arrays: Iterable[npt.NDArray[np.generic]]) -> tuple[Path, ...]:
     """The files that these arrays are views of."""
-    return tuple(sorted({Path(mapped.filename) for mapped in _mapped(arrays) if mapped.filename is not None}))
+    return tuple(sorted({Path(mapped.filename) for mapped in mappings(arrays) if mapped.filename is not None}))
 
 
 def hash_array(digest: hashlib._Hash, array: npt.NDArray[np.generic]) -> None:
@@ -88,8 +89,8 @@ def hash_array(digest: hashlib._Hash, array: npt.NDArray[np.generic]) -> None:
         release_pages([array])
 
 
-def _mapped(arrays: Iterable[npt.NDArray[np.generic]]) -> list[np.memmap[Any, Any]]:
-    """The mappings behind arrays, each once."""
+def mappings(arrays: Iterable[npt.NDArray[np.generic]]) -> list[np.memmap[Any, Any]]:
+    """The mapped files behind arrays, each once."""
     found: dict[int, np.memmap[Any, Any]] = {}
     for array in arrays:
         base: object = array

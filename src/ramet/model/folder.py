@@ -13,7 +13,7 @@ from ramet.core.ids import Float32
 from ramet.errors import ModelError
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import HF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields, few, hash_array, mapped_files, read_json, read_text, release_pages, size_of
+from ramet.model.files import Fields, few, hash_array, mapped_files, mappings, read_json, read_text, release_pages, size_of
 from ramet.model.grouped import CodedMatrix
 from ramet.model.hf_config import read_spec
 from ramet.model.quant_config import Stored, unpacked
@@ -100,6 +100,7 @@ class _FolderTensors:
         self._config = config
         self._stored = stored
         self._raw = raw
+        self._mapped = mappings(tensor.data for tensor in raw.values())
         self._label = label
         self._norm_offset = np.float32(norm_offset)
         self._formats: frozenset[WeightFormat] = frozenset(t.format for _, t in stored.values() if len(t.shape) == 2)
@@ -123,10 +124,10 @@ class _FolderTensors:
         return self._formats
 
     def release(self) -> None:
-        release_pages(t.data for t in self._raw.values())
+        release_pages(self._mapped)
 
     def files(self) -> tuple[Path, ...]:
-        return (self._config, *mapped_files(t.data for t in self._raw.values()))
+        return (self._config, *mapped_files(self._mapped))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self._label.encode())

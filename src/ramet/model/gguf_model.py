@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ramet.core.ids import Float32
 from ramet.kernels.backend import FloatFormat, Weight, WeightFormat
 from ramet.model.families import GGUF_FAMILIES, Expected, check_tensors, expected_tensors
-from ramet.model.files import Fields, hash_array, mapped_files, release_pages
+from ramet.model.files import Fields, hash_array, mapped_files, mappings, release_pages
 from ramet.model.gguf import GGUFFile, read_gguf
 from ramet.model.gguf_config import ROPE_TENSORS, dense_vector, read_gguf_spec
 from ramet.model.gguf_split import join_parts
@@ -50,6 +50,7 @@ class _GGUFTensors:
 
     def __init__(self, file: GGUFFile, expected: Mapping[str, Expected], spec: ModelSpec) -> None:
         self._tensors = {name: (one, file.tensors[one.file_name]) for name, one in expected.items()}
+        self._mapped = mappings(tensor.blocks for _, tensor in self._tensors.values())
         self._row_orders: dict[str, npt.NDArray[np.intp]] = {}
         if GGUF_FAMILIES[spec.architecture].gguf_interleaved:
             self._row_orders = {
@@ -74,10 +75,10 @@ class _GGUFTensors:
         return frozenset(t.type.format for _, t in self._tensors.values() if len(t.shape) > 1)
 
     def release(self) -> None:
-        release_pages(tensor.blocks for _, tensor in self._tensors.values())
+        release_pages(self._mapped)
 
     def files(self) -> tuple[Path, ...]:
-        return mapped_files(tensor.blocks for _, tensor in self._tensors.values())
+        return mapped_files(self._mapped)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
