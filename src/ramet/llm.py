@@ -40,6 +40,7 @@ from ramet.engine.engine import Engine
 from ramet.errors import EngineDead, InvalidRequest, shown
 from ramet.model.spec import Progress, silent
 from ramet.text.chat import ChatTemplate
+from ramet.text.guards import unguarded
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Message", "Prompt"]
@@ -307,7 +308,7 @@ class LLM:
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> _Encoded:
         text = self.chat_template.render(messages, tools)
-        return self.tokenizer.encode_chat(text), text
+        return self.tokenizer.encode_chat(text), unguarded(text)
 
     def _params_for(self, params: _Params, also: _Params, count: int) -> list[SamplingParams]:
         """One for each of ``count`` prompts, of the two names that callers may give them by."""

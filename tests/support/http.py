@@ -100,13 +100,14 @@ def serve_tiny(
     config: ServerConfig | None = None,
     *,
     page_size: int = 4,
+    kv_cache_memory: str = "8MiB",
     scheduler: SchedulerConfig | None = None,
     lora: LoraConfig | None = None,
 ) -> Iterator[Served]:
     """A server on a free port of 127.0.0.1 over the model in ``folder``; stopped in the end, whatever happened."""
     options = EngineConfig(
         model=ModelConfig(model=str(folder)),
-        cache=CacheConfig(page_size=page_size, kv_cache_memory="8MiB"),
+        cache=CacheConfig(page_size=page_size, kv_cache_memory=kv_cache_memory),
         scheduler=scheduler or SchedulerConfig(),
         runner=RunnerConfig(threads=1),
         lora=lora or LoraConfig(),

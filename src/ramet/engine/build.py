@@ -199,6 +199,11 @@ def _text(source: TextSource, clock: MonotonicClock) -> tuple[Tokenizer | None, 
     if not source.chat_templates:
         return tokenizer, None
     template = ChatTemplate(
-        source.chat_templates, tokenizer.bos_token, tokenizer.eos_token, clock=clock, strftime_now=time.strftime
+        source.chat_templates,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        clock=clock,
+        strftime_now=time.strftime,
+        guards=tokenizer.guards,
     )
     return tokenizer, template

@@ -27,6 +27,7 @@ from ramet.server.client import Prompted
 from ramet.server.gate import caller_of, request_id_of
 from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
+from ramet.text.guards import unguarded
 from ramet.text.tokenizer import Tokenizer
 from ramet.text.tools.formats import ToolFormat, tool_format
 from ramet.text.tools.reader import THINK, THOUGHT
@@ -159,7 +160,7 @@ class Translator:
             )
 
         text = await self.run(render) + opening
-        return Encoded(await self.run(lambda: self.tokenizer.encode_chat(text), len(text)), text)
+        return Encoded(await self.run(lambda: self.tokenizer.encode_chat(text), len(text)), unguarded(text))
 
     def sampling(self, fields: Mapping[str, Any], *, default_max_tokens: int | None = None) -> SamplingParams:
         """The model's own defaults with those fields on top that are not None. Without ``max_tokens`` all that fits is meant,

@@ -9,6 +9,7 @@ from jinja2 import nodes
 
 from ramet.core.ports import Clock
 from ramet.errors import InvalidRequest
+from ramet.text.guards import Guards
 from ramet.text.messages import MessageRules, plain_data, plain_messages, plain_tools
 from ramet.text.template import CompiledTemplate
 
@@ -17,6 +18,7 @@ __all__ = ["ChatTemplate", "check_variables"]
 _RESERVED = frozenset(
     {"add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "eos_token", "messages", "tools"}
 )
+_NO_GUARDS = Guards(())
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; templates may trim the space
 
 
@@ -25,7 +27,9 @@ class ChatTemplate:
 
     ``source`` is a template, or several by name, of which ``tool_use`` serves requests with tools and ``default`` the others;
     None makes every ``render`` raise: no format is guessed. ``strftime_now`` formats the present time
-    (``time.strftime``); where it is None, templates that ask for the date find the function undefined.
+    (``time.strftime``); where it is None, templates that ask for the date find the function undefined. ``guards`` are put
+    into all text of messages and tools but the assistant's, whose marks templates look for, so that only the template
+    writes special tokens.
     Raises ``ModelError`` for a template that cannot be compiled.
     """
 
@@ -37,10 +41,12 @@ class ChatTemplate:
         *,
         clock: Clock,
         strftime_now: Callable[[str], str] | None = None,
+        guards: Guards = _NO_GUARDS,
     ) -> None:
         self._sources = _by_name(source)
         functions = {} if strftime_now is None else {"strftime_now": strftime_now}
         self._clock = clock
+        self._guards = guards
         self._tokens = {k: v for k, v in (("bos_token", bos_token), ("eos_token", eos_token)) if v is not None}
         self._templates = {name: CompiledTemplate(text, functions) for name, text in self._sources.items()}
         self._rules = {name: _rules(template.syntax) for name, template in self._templates.items()}
@@ -64,7 +70,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt's text. Encode it with ``Tokenizer.encode_chat``.
+        """The prompt's text, with guards. Encode it with ``Tokenizer.encode_chat``; show it ``unguarded``.
 
         ``continue_final_message`` leaves the last message open, for the model to go on with; it excludes
         ``add_generation_prompt``. ``variables`` (``documents``, ``enable_thinking`` ...) go to the template as they are;
@@ -77,7 +83,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 "this model's chat template has no place for tools; leave them out, or describe them in a message", "tools"
             )
-        plain = plain_messages(messages, self._rules[name])
+        plain = [self._guarded(message) for message in plain_messages(messages, self._rules[name])]
         final = ""
         if continue_final_message:
             if add_generation_prompt:
@@ -91,12 +97,17 @@ class ChatTemplate:
                 **self._tokens,
                 **check_variables(variables),
                 "messages": plain,
-                "tools": offered,
+                "tools": self._guards.all_guarded(offered),
                 "add_generation_prompt": add_generation_prompt,
             },
             self._clock,
         )
         return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["role"] == "assistant":
+            return message
+        return {key: item if key == "role" else self._guards.all_guarded(item) for key, item in message.items()}
 
     def _name(self, has_tools: bool) -> str:
         if has_tools and "tool_use" in self._templates:

@@ -11,6 +11,7 @@ import tokenizers
 from ramet.core.ports import Clock
 from ramet.errors import InvalidRequest
 from ramet.text.gguf_vocabulary import vocabulary_of_gguf
+from ramet.text.guards import Guards
 from ramet.text.patterns import try_pattern
 from ramet.text.tokenizer_file import vocabulary_of_file
 from ramet.text.utf8 import Utf8Text, check_unicode
@@ -33,6 +34,7 @@ class Tokenizer:
         self._special = vocabulary.special_ids
         self._with_special = vocabulary.backend
         self._as_text = vocabulary.plain or _without_special(vocabulary.backend)
+        self.guards = Guards(self.token_text(one) for one in self._special)
 
     @classmethod
     def from_file(cls, path: str | Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -92,8 +94,14 @@ class Tokenizer:
         return self._after_bos(ids) + self._before_eos(ids) if add_special_tokens else ids
 
     def encode_chat(self, text: str) -> list[int]:
-        """Token ids of a text that a chat template made: BOS once where the model's files ask for it, no EOS added."""
-        return self._after_bos(self._encode(text, True))
+        """Token ids of a text that a chat template made: BOS once where the model's files ask for it, no EOS added.
+
+        What is guarded in it (``guards``) is text, and no special token.
+        """
+        ids: list[int] = []
+        for run, is_text in self.guards.runs(text):
+            ids += self._encode(run, not is_text)
+        return self._after_bos(ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids that name no token become nothing. Never raises."""
