@@ -96,6 +96,7 @@ class GrammarCompiler:
         self._numbers = Numbers(vocabulary.tokens, self._num_words)
         self._limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         self._worker = worker or InPlace()
+        self._prepares = worker is not None  # on the caller's own thread nothing is gained by making what may be needed
         self._kept: dict[GrammarSpec, _Kept] = {}
         self._num_uses = 0
 
@@ -144,7 +145,8 @@ class GrammarCompiler:
         if isinstance(compiled, TokenAutomaton):
             return self._automata.matcher(compiled, ending_ids)
         ending = _mask(ending_ids, self._num_words)
-        compiled.guide.prepare(self._worker)
+        if self._prepares:
+            compiled.guide.prepare(self._worker)
         return GuidanceMatcher(compiled.guide, self._unending & ~ending, ending, compiled.watch.fork())
 
     def _compile(self, spec: GrammarSpec) -> _Compiled:
