@@ -81,6 +81,7 @@ class _Vocabularies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._tried: dict[tuple[str, ...], str] = {}  # to try patterns takes longer than all else, and most inputs have the same
 
     def tokenizer(self, data: bytes) -> Hashable:
         """``file`` is a tokenizer.json, or one of Mistral's where it is like that; ``config`` what stands beside it."""
@@ -100,11 +101,23 @@ class _Vocabularies:
         with bounded(len(data)):
             try:
                 tokenizer = Tokenizer.from_file(path, config)
-                tokenizer.try_patterns(_ThreadTime())
             except ModelError as error:
                 return kind_of(error)
+            if refusal := self._refusal(tokenizer):
+                return refusal
             lengths = [self._there_and_back(tokenizer, text) for text in _TEXTS]
         return tokenizer.vocab_size, tuple(lengths), tokenizer.bos_id, tokenizer.eos_ids
+
+    def _refusal(self, tokenizer: Tokenizer) -> str:
+        """Why its patterns are refused; empty where they are not."""
+        patterns = tokenizer._vocabulary.patterns
+        if patterns not in self._tried:
+            try:
+                tokenizer.try_patterns(_ThreadTime())
+                self._tried[patterns] = ""
+            except ModelError as error:
+                self._tried[patterns] = kind_of(error)
+        return self._tried[patterns]
 
     def _there_and_back(self, tokenizer: Tokenizer, text: str) -> int:
         try:
