@@ -342,6 +342,43 @@ void check_experts(Kernels& kernels, Format format, int64_t num, int64_t num_cho
   }
 }
 
+// Two adapters of ragged ranks on rows that alternate, against one product after the other, a row at a time.
+void check_adapters(Kernels& kernels, Format format) {
+  Random random;
+  const int64_t rows = 11, k = 70, n = 50, ranks[2] = {5, 18}, first_output = 9, num_ups = 2;
+  std::vector<PackedWeight> downs(2), ups(4);
+  LowRank changes[2];
+  for (size_t a = 0; a < 2; ++a) {
+    const int64_t rank = ranks[a];
+    changes[a].down = &downs[a];
+    for (size_t u = 0; u < num_ups; ++u) {
+      kernels.pack(make_sample(random, format, rank, k).part, downs[a]);
+      PackedWeight& up = ups[2 * a + u];
+      kernels.pack(make_sample(random, format, u == 0 ? first_output : n - first_output, rank).part, up);
+      const auto number = static_cast<int64_t>(u);
+      changes[a].ups.push_back({&up, number * rank, number * first_output, 0.25f + static_cast<float>(u)});
+    }
+  }
+  const std::vector<float> x = random.reals(rows * k), before = random.reals(rows * n);
+  std::vector<float> got = before, want = before;
+  const std::vector<Adapted> groups{{&changes[0], {0, 3, 4, 10}}, {&changes[1], {1, 2, 9}}};
+  kernels.adapt({x.data(), rows, k}, Prologue(), groups, n, got.data());
+  for (const Adapted& group : groups) {
+    const PackedWeight& down = *group.change->down;
+    for (const int64_t row : group.rows) {
+      std::vector<float> made(static_cast<size_t>(down.n)), sum(static_cast<size_t>(n));
+      kernels.product({x.data() + row * k, 1, k}, Prologue(), down, {nullptr, made.data(), down.n, false});
+      for (const LowRank::Up& up : group.change->ups) {
+        kernels.product({made.data() + up.first_rank, 1, up.weight->k}, Scale(up.scale), *up.weight,
+                        {nullptr, sum.data() + up.first_output, n, false});
+      }
+      for (int64_t i = 0; i < n; ++i) want[static_cast<size_t>(row * n + i)] += sum[static_cast<size_t>(i)];
+    }
+  }
+  expect(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0,
+         std::string(kernels.ops().name) + " adapt");
+}
+
 // Rows with every list and filter, so that scratch is used to its ends: what is chosen is allowed, greedy
 // rows take the best, and logprobs are right.
 void check_sampling(Kernels& kernels, int64_t vocab_size) {
@@ -428,6 +465,7 @@ int main() {
         for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
         check_experts(kernels, format, 5, 2);
       }
+      for (const Format format : {Format::f32, Format::f16, Format::bf16}) check_adapters(kernels, format);
       check_linear(kernels, Format::f32, 5, 7);
       check_experts(kernels, Format::f32, 33, 1);
       for (const KVFormat kv : {KVFormat::f32, KVFormat::bf16, KVFormat::int8}) {

@@ -25,6 +25,7 @@ __all__ = ["generate"]
 @click.argument("words", metavar="[MODEL] PROMPT", nargs=-1)
 @click.option("--chat", is_flag=True, cls=GroupedOption, group="prompt", help="send PROMPT as a user's message")
 @click.option("--system", cls=GroupedOption, group="prompt", help="system message, with --chat")
+@click.option("--lora", cls=GroupedOption, group="prompt", help="adapter, by its name in --lora-modules")
 @click.option("--max-tokens", cls=GroupedOption, group="sampling", default=256, help="most tokens to generate")
 @with_sampling_options
 @click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="output", help="one JSON object instead of text")
@@ -34,6 +35,7 @@ def generate(
     words: tuple[str, ...],
     chat: bool,
     system: str | None,
+    lora: str | None,
     max_tokens: int,
     sampling: dict[str, Any],
     as_json: bool,
@@ -58,7 +60,7 @@ def generate(
     params = llm.default_sampling_params(max_tokens=max_tokens, **sampling)
     messages = [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": text}]
     first_s, output = None, None
-    for output in llm.stream(messages if chat else text, params):
+    for output in llm.stream(messages if chat else text, params, lora=lora):
         first_s = first_s or time.perf_counter() - loaded
         if not as_json:
             sys.stdout.write(output.outputs[0].delta)

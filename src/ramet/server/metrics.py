@@ -277,6 +277,7 @@ class Metrics:
         yield _gauge("ramet:waiting_sequences", "Sequences that wait, put back ones among them", now.num_waiting)
         yield _gauge("ramet:kv_pages", "Pages by owner; locked ones are cached and in use", _pages(client), "state")
         yield _gauge("ramet:kv_usage_ratio", "Share of the pages that running sequences hold", _kv_usage(client.stats))
+        yield _gauge("ramet:adapters", "Adapters that requests may name", len(client.adapters.listed()))
         yield _gauge("ramet:cache_nodes", "Nodes of the prefix tree", client.stats.kv.num_nodes if client.stats else 0)
         yield _gauge("ramet:cache_hit_ratio", "Share of prompt tokens reused since the start", _share(now))
         yield _gauge("ramet:event_loop_lag_max_seconds", "How late the event loop was at most, lately", self._max_lag.value)

@@ -12,12 +12,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.serving import fake_client, fake_engine
 
+from ramet.core.adapters import AdapterInfo
 from ramet.core.sampling import SamplingParams
 from ramet.engine.engine import EngineStats
 from ramet.engine.wire import Ready
 from ramet.kv.manager import KVStats
 from ramet.runner.fake import VirtualClock
 from ramet.schedule.scheduler import SchedulerStats
+from ramet.server.adapters import ServedAdapters
 from ramet.server.client import EngineClient, EngineState, Generation, Prompted
 from ramet.server.metrics import Metrics, Reading, recent
 
@@ -34,6 +36,7 @@ class Client:
     state: EngineState = EngineState.READY
     generations: list[Generation] = field(default_factory=list)
     ready: Ready | None = None
+    adapters: ServedAdapters = field(default_factory=lambda: ServedAdapters(lambda command: None, lambda: None))
 
 
 def stats(
@@ -225,7 +228,10 @@ def test_counters_never_go_back_when_the_engine_starts_again() -> None:
 
 
 def test_gauges_of_the_engine() -> None:
-    found = told(Metrics(), Client(stats(free=50, private=10)))
+    client = Client(stats(free=50, private=10))
+    client.adapters.on_ready([AdapterInfo("a", 1, 4, 100), AdapterInfo("b", 2, 4, 100)])
+    found = told(Metrics(), client)
+    assert found["ramet:adapters",] == 2
     pages = {state: found["ramet:kv_pages", state] for state in ("free", "private", "cached", "locked")}
     assert pages == {"free": 50, "private": 10, "cached": 34, "locked": 6}
     assert found["ramet:kv_usage_ratio",] == pytest.approx(0.16)
