@@ -96,13 +96,19 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Connections are broken off on purpose."""
+
+
 @contextmanager
 def hub_server(files: dict[str, bytes], large: set[str] = frozenset()) -> Iterator[HubServer]:  # type: ignore[assignment]
     """A running one; ``url`` is where."""
     hub = HubServer(files, large)
     handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", 0), handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

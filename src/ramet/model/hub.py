@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ramet.errors import ModelError
 from ramet.model.files import Fields, few, parse_json, plain
@@ -57,10 +57,10 @@ def fetch_from_hub(
     cache = _Cache(Path(constants.HF_HUB_CACHE), repo_id)
     cached = cache.snapshot(revision)
     if constants.HF_HUB_OFFLINE or is_offline:
-        return cache.whole(cached, file, f"{_where(repo_id, revision)}: {{}} is not cached and the hub is switched off")
+        return cache.whole(cached, file, _where(repo_id, revision))
     if cached is not None and cached.name == revision and not cache.missing(cached, file):
-        return cache.whole(cached, file, "{}")
-    host = constants.ENDPOINT.partition("//")[2]
+        return cache.whole(cached, file, repo_id)
+    host = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]
     progress(f"asking {host} for {repo_id}", 0, 0)
     try:
         listing = _list(repo_id, revision)
@@ -68,7 +68,7 @@ def fetch_from_hub(
         if cached is None or cache.missing(cached, file):
             raise ModelError(f"{_where(repo_id, revision)}: {host} cannot be reached ({reason}) and not all is cached") from None
         _log.warning("%s cannot be reached (%s): %s is taken as cached, commit %s", host, reason, repo_id, cached.name)
-        return cache.whole(cached, file, "{}")
+        return cache.whole(cached, file, repo_id)
     progress(f"asking {host} for {repo_id}", 1, 1)
     snapshot = cache.begin(listing.commit, revision)
     run = _Run(repo_id, listing, cache, snapshot, progress)
@@ -142,11 +142,11 @@ class _Cache:
             names = ["config.json", SINGLE_NAME]
         return [name for name in names if not (snapshot / name).is_file()]
 
-    def whole(self, snapshot: Path | None, file: str | None, message: str) -> Path:
-        """The file or folder. Raises ``ModelError`` with ``message`` where something is missing."""
+    def whole(self, snapshot: Path | None, file: str | None, where: str) -> Path:
+        """The file or folder, where nothing is to be asked. Raises ``ModelError`` where something is missing."""
         lost = [file or "config.json"] if snapshot is None else self.missing(snapshot, file)
         if snapshot is None or lost:
-            raise ModelError(message.format(lost[0]))
+            raise ModelError(f"{where}: {lost[0]} is not cached and the hub is switched off")
         return snapshot if file is None else snapshot / file
 
     def _ref(self, name: str) -> Path:

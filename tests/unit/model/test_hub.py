@@ -118,6 +118,8 @@ def test_offline_asks_nobody(how: str, hub: HubServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "variable")
     with pytest.raises(ModelError, match=r"org/m: config\.json is not cached and the hub is switched off"):
         open_model(config)
+    with pytest.raises(ModelError, match=r"revision a\{b: config\.json is not cached"):
+        open_model(ModelConfig(model="org/m", revision="a{b", offline=True))
     assert hub.asked == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     load()
