@@ -199,7 +199,10 @@ def _hold_free(form: _Form, choice: ToolChoice, most: int) -> None:
 def _hold_document(form: _Form, spec: GrammarSpec, most: int) -> None:
     """A JSON document; where a mark tells calls from it, these as well."""
     schema = spec.text or json.dumps(_ANY_OBJECT)
-    checked_schema(schema, spec.whitespace, is_closed=spec.is_closed)  # what is no schema could be any rules of Lark
+    try:
+        checked_schema(schema, spec.whitespace, is_closed=spec.is_closed)  # what is no schema could be any rules of Lark
+    except GrammarError as error:
+        raise GrammarError(str(error), spec.param) from None
     document = f"document: %json {schema}\n"
     if form.format.is_marked:
         rules = _grammar(form, "(calls | document)", document + form.format.lark(_kept(form, form.tools), most))

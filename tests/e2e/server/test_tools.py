@@ -385,6 +385,14 @@ def test_a_document_or_calls(thinker: Served) -> None:
     assert ends(spec, "</think>so") == ends(spec, '</think><tool_call>\n{"name": "h') == "refused"
 
 
+def test_a_document_is_a_schema_and_no_rules_of_a_grammar(thinker: Served) -> None:
+    """Beside tools it becomes a part of a grammar, and a text behind it would be one as well."""
+    for text in ('{"type": "integer"}\nmore: "x"', '{"type": "integer"} | /.*/', "{"):
+        body = {"messages": USER, "tools": TOOLS, "structured_outputs": {"json": text}}
+        answer = thinker.call("/v1/chat/completions", body)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "structured_outputs")
+
+
 def test_strict_tools_and_single_calls_are_kept_to_where_the_model_chooses(thinker: Served, tools_server: Served) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
     spec = held_to(thinker, SamplingParams(), tools=strict)
