@@ -9,10 +9,21 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-__all__ = ["ROOT", "Function", "Import", "Module", "functions", "imports", "planted", "source_modules", "tracked_files"]
+__all__ = [
+    "ROOT",
+    "Function",
+    "Import",
+    "Module",
+    "forget",
+    "functions",
+    "imports",
+    "planted",
+    "source_modules",
+    "tracked_files",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 _SKIPPED = {".git", ".venv", "build", "dist", "shared", "__pycache__"}
@@ -56,8 +67,9 @@ class Function:
     node: ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def source_modules() -> list[Module]:
-    """Every module under ``src``."""
+    """Every module under ``src``; read and parsed once, until ``forget``."""
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         parts = path.relative_to(ROOT / "src").with_suffix("").parts
@@ -71,8 +83,13 @@ def planted(text: str, name: str = "ramet.kv.planted") -> list[Module]:
     return [Module(name, text)]
 
 
-def imports(module: Module) -> Iterator[Import]:
+@cache
+def imports(module: Module) -> list[Import]:
     """All imports, wherever they stand: in functions, under TYPE_CHECKING, through ``import_module`` with a literal."""
+    return list(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[Import]:
     for node in ast.walk(module.tree):
         match node:
             case ast.Import(names=names):
@@ -84,6 +101,12 @@ def imports(module: Module) -> Iterator[Import]:
                 called in ("import_module", "__import__")
             ):
                 yield Import(target, node.lineno)
+
+
+def forget() -> None:
+    """The trees take more memory than some of the other tests are allowed, and slow the collector down."""
+    source_modules.cache_clear()
+    imports.cache_clear()
 
 
 def _base_of(module: Module, source: str | None, level: int) -> str:
