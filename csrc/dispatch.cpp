@@ -43,7 +43,7 @@ bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   constexpr unsigned kAll = kBf16 | kTile | kInt8;
-  return (d & kAll) == kAll && __builtin_cpu_supports("avx512vbmi") &&
+  return (d & kAll) == kAll && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") &&
          syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
 }
 #endif

@@ -9,12 +9,11 @@ namespace ramet {
 namespace RAMET_ISA {
 namespace {
 
-template <class Spans>
 void walk(const TaskView& view, float* scratch) {
   const AttentionArgs& args = view.args;
   const int64_t dims = padded(args.head_dim), stride = partial_floats(dims);
   float* totals = scratch;
-  Spans spans(view, scratch + view.num_queries * stride);
+  LaneSpans spans(view, scratch + view.num_queries * stride);
   for (int64_t s = 0; s < view.task.num_spans; ++s) {
     const int64_t span = view.task.first_span + s, begin = span * kSpan;
     const Queries queries = view.seeing({0, view.num_queries}, begin, begin + kSpan);
@@ -39,26 +38,22 @@ void walk(const TaskView& view, float* scratch) {
 }
 
 #ifdef RAMET_TILES
-template <class Layout>
 bool is_finite(const TaskView& view, int64_t offset) {  // of a value
-  if constexpr (Layout::kIsScaled) {
-    return __builtin_isfinite(view.code_scale(view.args.values, offset));
-  } else {
-    const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + offset;
-    bool is_odd = false;  // no early end: the loop is done by vectors
-    for (int64_t d = 0; d < view.args.head_dim; ++d) is_odd |= (value[d] & 0x7f80) == 0x7f80;
-    return !is_odd;
-  }
+  if (view.args.format == KVFormat::int8)
+    return __builtin_isfinite(128.0f * view.code_scale(view.args.values, offset));
+  const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + offset;
+  bool is_odd = false;  // no early end: the loop is done by vectors
+  for (int64_t d = 0; d < view.args.head_dim; ++d) is_odd |= (value[d] & 0x7f80) == 0x7f80;
+  return !is_odd;
 }
 
-template <class Layout>
 bool has_infinities(const TaskView& view, int64_t first, int64_t last) {
   int64_t at[kStep];
   for (int64_t p = first; p < last; p += kStep) {
     const int64_t num = last - p < kStep ? last - p : kStep;
     view.find(p, num, at);
     for (int64_t j = 0; j < num; ++j) {
-      if (!is_finite<Layout>(view, at[j])) return true;
+      if (!is_finite(view, at[j])) return true;
     }
   }
   return false;
@@ -66,18 +61,16 @@ bool has_infinities(const TaskView& view, int64_t first, int64_t last) {
 
 // Whether some rows of the task do not see a value that is not finite and others do. A tile multiplies what a
 // row does not see by zero, which such a value survives.
-template <class Layout>
 bool hides_infinities(const TaskView& view) {
   const int64_t begin = view.task.first_span * kSpan, end = begin + view.task.num_spans * kSpan;
   const auto inside = [&](int64_t p) { return p < begin ? begin : p > end ? end : p; };
   const int64_t last = view.num_queries - 1;
-  return has_infinities<Layout>(view, inside(view.first_of(0)), inside(view.first_of(last))) ||
-         has_infinities<Layout>(view, inside(view.end_of(0)), inside(view.end_of(last)));
+  return has_infinities(view, inside(view.first_of(0)), inside(view.first_of(last))) ||
+         has_infinities(view, inside(view.end_of(0)), inside(view.end_of(last)));
 }
 
-template <class Layout>
 void walk_tiles(const TaskView& view, float* scratch) {
-  if (!hides_infinities<Layout>(view)) return walk<TileSpans<Layout>>(view, scratch);
+  if (!hides_infinities(view)) return TileWalk(view, scratch).run();
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;
@@ -85,7 +78,7 @@ void walk_tiles(const TaskView& view, float* scratch) {
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
-    walk<TileSpans<Layout>>(TaskView(view.args, alone, view.kv_head), scratch);
+    TileWalk(TaskView(view.args, alone, view.kv_head), scratch).run();
   }
 }
 #endif
@@ -95,10 +88,9 @@ void walk_tiles(const TaskView& view, float* scratch) {
 void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch) {
   const TaskView view(args, task, kv_head);
 #ifdef RAMET_TILES
-  if (args.format == KVFormat::bf16) return walk_tiles<HalvesLayout>(view, scratch);
-  if (args.format == KVFormat::int8) return walk_tiles<CodesLayout>(view, scratch);
+  if (args.format != KVFormat::f32) return walk_tiles(view, scratch);
 #endif
-  walk<LaneSpans>(view, scratch);
+  walk(view, scratch);
 }
 
 void merge(const AttentionArgs& args, const SplitRow& row, int64_t head) {

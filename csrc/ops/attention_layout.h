@@ -1,5 +1,5 @@
-// How keys and values become tiles of products of bfloat16: in each 32 bits stand the two numbers that meet
-// in one step. A layout says what an item of a row is and by how much keys in tiles are too large.
+// How queries, keys and values become tiles of bfloat16. A product of tiles takes rows of 32 numbers from its
+// first one and, from its second, rows of 16 pairs: the two numbers in each 32 bits meet neighbours in a row.
 #pragma once
 #include "ops/attention_task.h"
 
@@ -10,103 +10,64 @@ constexpr int64_t kTile = 16;  // rows of a tile
 constexpr int64_t kWide = 32;  // bfloat16 numbers in a row of it
 constexpr int64_t kTileSize = kTile * kWide;
 
-// Four words of 32 bits of each of 16 rows, from item `at` on: word i of all rows becomes columns[i].
-template <class Item>
-RAMET_INLINE void transpose_words(const Item* const* rows, int64_t at, __m512i (&columns)[4]) {
-  __m512i x[4];
-  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // of rows i, i + 4, i + 8, i + 12
-    const auto four = [&](int row) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + at));
-    };
-    x[i] = _mm512_castsi128_si512(four(i));
-    x[i] = _mm512_inserti32x4(x[i], four(i + 4), 1);
-    x[i] = _mm512_inserti32x4(x[i], four(i + 8), 2);
-    x[i] = _mm512_inserti32x4(x[i], four(i + 12), 3);
-  }
-  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-  const __m512i e = _mm512_unpacklo_epi32(x[2], x[3]), f = _mm512_unpackhi_epi32(x[2], x[3]);
-  columns[0] = _mm512_unpacklo_epi64(a, e);
-  columns[1] = _mm512_unpackhi_epi64(a, e);
-  columns[2] = _mm512_unpacklo_epi64(b, f);
-  columns[3] = _mm512_unpackhi_epi64(b, f);
+// Rows of bfloat16 numbers, of any head size, in whole tile rows and always as far apart.
+constexpr int64_t kMaxWidth = 256;
+using Row = uint16_t[kMaxWidth];
+
+// The 128 bits from d on of rows 0, Apart, 2 * Apart and 3 * Apart.
+template <int64_t Apart>
+RAMET_INLINE __m512i four_of(const Row* rows, int64_t d) {
+  const auto part = [&](int64_t i) {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(rows[i * Apart] + d));
+  };
+  __m512i x = _mm512_castsi128_si512(part(0));
+  x = _mm512_inserti32x4(x, part(1), 1);
+  x = _mm512_inserti32x4(x, part(2), 2);
+  return _mm512_inserti32x4(x, part(3), 3);
 }
 
-// bfloat16 as stored.
-struct HalvesLayout {
-  using Item = uint16_t;
-  static constexpr bool kIsScaled = false;
-  static constexpr float kKeyUnit = 1.0f;
+// 8 dims, from d on, of 16 queries: each pair of dims becomes a row.
+static inline void lay_queries(const Row* rows, int64_t d, uint16_t* to) {
+  __m512i x[4];
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) x[i] = four_of<4>(rows + i, d);
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i e = _mm512_unpacklo_epi32(x[2], x[3]), f = _mm512_unpackhi_epi32(x[2], x[3]);
+  _mm512_store_si512(to, _mm512_unpacklo_epi64(a, e));
+  _mm512_store_si512(to + kWide, _mm512_unpackhi_epi64(a, e));
+  _mm512_store_si512(to + 2 * kWide, _mm512_unpacklo_epi64(b, f));
+  _mm512_store_si512(to + 3 * kWide, _mm512_unpackhi_epi64(b, f));
+}
 
-  // 32 dims of 16 positions to a tile [16 pairs of dims][16 positions].
-  static void lay_keys(const Item* const* rows, int64_t d, uint16_t* to) {
-    for (int64_t c = 0; c < 4; ++c) {
-      __m512i columns[4];
-      transpose_words(rows, d + 8 * c, columns);
-      for (int64_t i = 0; i < 4; ++i) _mm512_store_si512(to + (4 * c + i) * kWide, columns[i]);
-    }
+// 8 dims, from d on, of the values of 32 positions: each dim becomes a row.
+static inline void lay_values(const Row* rows, int64_t d, uint16_t* to) {
+  __m512i x[8], y[8];
+  RAMET_UNROLL for (int i = 0; i < 8; ++i) x[i] = four_of<8>(rows + i, d);
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // two positions of 4 dims each
+    y[i] = _mm512_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+    y[i + 4] = _mm512_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
   }
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // four positions of 2 dims
+    x[2 * i] = _mm512_unpacklo_epi32(y[2 * i], y[2 * i + 1]);
+    x[2 * i + 1] = _mm512_unpackhi_epi32(y[2 * i], y[2 * i + 1]);
+  }
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // all of one dim
+    const __m512i &first = x[i / 2 * 4 + i % 2], &second = x[i / 2 * 4 + i % 2 + 2];
+    _mm512_store_si512(to + 2 * i * kWide, _mm512_unpacklo_epi64(first, second));
+    _mm512_store_si512(to + (2 * i + 1) * kWide, _mm512_unpackhi_epi64(first, second));
+  }
+}
 
-  // 32 dims of 32 positions to two tiles [16 pairs of positions i and i + 16][16 dims]. The first has dims 0
-  // to 3, 8 to 11, 16 to 19, 24 to 27, the second the others: put_in_order() undoes that.
-  static void lay_values(const Item* const* rows, int64_t d, uint16_t* to) {
-    for (int64_t i = 0; i < kTile; ++i) {
-      const __m512i a = _mm512_loadu_si512(rows[i] + d), b = _mm512_loadu_si512(rows[i + kTile] + d);
-      _mm512_store_si512(to + i * kWide, _mm512_unpacklo_epi16(a, b));
-      _mm512_store_si512(to + kTileSize + i * kWide, _mm512_unpackhi_epi16(a, b));
-    }
+// `width` numbers, those from head_dim on zero.
+static inline void copy_row(const uint16_t* from, int64_t head_dim, int64_t width, uint16_t* to) {
+  std::memset(to + width - kWide, 0, kWide * sizeof(uint16_t));
+  std::memcpy(to, from, static_cast<size_t>(head_dim) * sizeof(uint16_t));
+}
+static inline void copy_row(const int8_t* codes, float scale, int64_t head_dim, int64_t width, uint16_t* to) {
+  for (int64_t d = 0; d < width; d += 16) {
+    const int64_t left = head_dim - d;
+    store_bf16(to + d, left > 0 ? mul(load_int8_some(codes + d, left), set(scale)) : set(0.0f));
   }
-  static void put_in_order(float* sums) {  // of 32 dims
-    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    const __m512 a = _mm512_load_ps(sums), b = _mm512_load_ps(sums + 16);
-    _mm512_store_ps(sums, _mm512_permutex2var_ps(a, low, b));
-    _mm512_store_ps(sums + 16, _mm512_permutex2var_ps(a, high, b));
-  }
-};
-
-// int8 codes, which are bfloat16 numbers, all of them. Their scales are applied elsewhere.
-struct CodesLayout {
-  using Item = int8_t;
-  static constexpr bool kIsScaled = true;
-  static constexpr float kKeyUnit = 0x1p24f;
-
-  static void lay_keys(const Item* const* rows, int64_t d, uint16_t* to) {
-    for (int64_t c = 0; c < 2; ++c) {
-      __m512i columns[4];  // of four codes each
-      transpose_words(rows, d + 16 * c, columns);
-      for (int64_t i = 0; i < 4; ++i) {
-        _mm512_store_si512(to + (8 * c + 2 * i) * kWide, pair<24, 16>(columns[i]));
-        _mm512_store_si512(to + (8 * c + 2 * i + 1) * kWide, pair<8, 0>(columns[i]));
-      }
-    }
-  }
-
-  static void lay_values(const Item* const* rows, int64_t d, uint16_t* to) {
-    for (int64_t half = 0; half < kWide; half += 16) {
-      for (int64_t i = 0; i < kTile; ++i) {
-        const Item *first = rows[i] + d + half, *second = rows[i + kTile] + d + half;
-        _mm512_store_si512(to + half * kTile * 2 + i * kWide,
-                           side_by_side(load_int8(first), load_int8(second)));
-      }
-    }
-  }
-  static void put_in_order(float*) {}
-
-private:
-  static __m512i side_by_side(const f32x16& first, const f32x16& second) {  // whose lower halves are zero
-    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first.r[0]), 16),
-                           _mm512_castps_si512(second.r[0]));
-  }
-  // Two of four codes, moved to the upper byte of a word and so 2^24 times too large.
-  template <int First, int Second>
-  static __m512i pair(__m512i four) {
-    const auto number = [&](__m512i word) {
-      return f32x16{
-          {_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(static_cast<int32_t>(0xff000000))))}};
-    };
-    return side_by_side(number(_mm512_slli_epi32(four, First)), number(_mm512_slli_epi32(four, Second)));
-  }
-};
+}
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

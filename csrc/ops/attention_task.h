@@ -54,8 +54,8 @@ static inline void merge_span(const Partial& into, const Partial& next) {
 }
 
 static inline void write_out(const Partial& done, float* out, int64_t head_dim) {
-  const f32x16 total = set(done.total());
-  for (int64_t d = 0; d < head_dim; d += 16) store_some(out + d, div(load(done.p + d), total), head_dim - d);
+  const f32x16 factor = div(set(1.0f), set(done.total()));
+  for (int64_t d = 0; d < head_dim; d += 16) store_some(out + d, mul(load(done.p + d), factor), head_dim - d);
 }
 
 static inline f32x16 first_lanes(const f32x16& x, int64_t n) {  // of 16; the others become zero

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.kv_layers import KV_FORMATS
-from test_backend_attention import REFERENCE, Row, Sequence, assert_near, make_batch, store
+from test_backend_attention import REFERENCE, Row, Sequence, assert_near, make_batch, rounded, store
 
 from ramet import _native
 from ramet.core.ids import Float32
@@ -44,8 +44,8 @@ def test_near_the_definition(backend: Backend, num_rows: int, given: Given, kv: 
     sequence, (window, cap) = Sequence(3, 600, (6, 2), 40), given
     got = attend(backend, sequence, 16, [num_rows], given, kv).reshape(num_rows, 6, 40)
     layer = store([(sequence, [0])], 1, 600, kv)
-    keys, values = (kv_to_f32(a).repeat(3, axis=1).astype(np.float64) for a in (layer.keys, layer.values))
-    scores = np.einsum("thd,shd->ths", sequence.q[-num_rows:], keys) * 40**-0.5
+    keys, values = (rounded(backend, kv, kv_to_f32(a).repeat(3, axis=1)) for a in (layer.keys, layer.values))
+    scores = np.einsum("thd,shd->ths", rounded(backend, kv, sequence.q[-num_rows:], 40**-0.5), keys) * 40**-0.5
     if cap is not None:
         scores = cap * np.tanh(scores / cap)
     distance = np.arange(600 - num_rows, 600)[:, None, None] - np.arange(600)
