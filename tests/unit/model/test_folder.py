@@ -17,6 +17,7 @@ from ramet.errors import ModelError
 from ramet.kernels.registry import make_backend
 from ramet.model.folder import load_folder
 from ramet.model.rope import linear_divisors
+from ramet.text.tokenizer import Tokenizer
 
 LLAMA = TINY_MODELS["llama"]
 TOKENS = [5, 80, 81, 200, 3]
@@ -331,3 +332,37 @@ def test_fingerprint_is_of_all_that_decides_a_key_or_a_value(tmp_path: Path) -> 
         found.append(load_folder(folder).fingerprint())
     assert len(set(found)) == len(changes)
     assert found[-1] == found[0]
+
+
+_OPENED: list[str] = []
+_IS_WATCHING = [False]
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook stays for good, so it listens only when it is told to."""
+    if _IS_WATCHING[0] and event in ("open", "socket.connect", "socket.getaddrinfo", "import"):
+        _OPENED.append(f"{event} {arguments[0]}")
+
+
+def test_t05_no_field_of_a_nested_config_or_a_tokenizer_names_another_place(tmp_path: Path) -> None:
+    """Everything comes from the folder that was asked for, whatever its files say about names, files, revisions and classes."""
+    folder = write_folder(LLAMA, tmp_path / "model")
+    elsewhere = {
+        "_name_or_path": "evil/model", "revision": "evil", "code_revision": "evil", "tokenizer_file": "/etc/passwd",
+        "vocab_file": "../tokenizer.model", "base_model_name_or_path": "evil/base", "tokenizer_class": "evil/code--Evil",
+    }  # fmt: skip
+    for name in ("config.json", "tokenizer_config.json"):
+        plain = json.loads((folder / name).read_text())
+        nested = {"text_config": elsewhere | {"auto_map": {"AutoConfig": "evil.Evil"}}, "draft": elsewhere}
+        (folder / name).write_text(json.dumps(elsewhere | nested | plain))
+    load_folder(folder)  # what is imported late is imported
+    sys.addaudithook(_watch)
+    _IS_WATCHING[0] = True
+    try:
+        text = load_folder(folder).text
+        assert text.tokenizer_file is not None
+        Tokenizer.from_file(text.tokenizer_file, text.tokenizer_config).encode("a")
+    finally:
+        _IS_WATCHING[0] = False
+    assert any("config.json" in what for what in _OPENED)
+    assert [what for what in _OPENED if not what.startswith(f"open {folder}/")] == []
