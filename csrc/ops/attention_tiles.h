@@ -229,8 +229,15 @@ private:
   RAMET_INLINE void soften_tile(const Block& b, Weights& w, int64_t j, float* scores) const {
     if (v_.args.cap > 0) bend(scores, {0, kTile * kTile}, v_.args.cap * Weights::kUnit);
     if (j < b.all_first || j + kTile > b.all_end) hide(b, j, scores);
-    if (j <= b.last_first) w.look_at(scores);
+    if (j <= b.last_first) w.look_at(scores, beginning_in(b, j));
     w.make(scores, weights_ + j * kTile);
+  }
+
+  // The queries whose first position is in the tile at j: it alone gives their references, whoever is beside
+  // them and begins later.
+  static __mmask16 beginning_in(const Block& b, int64_t j) {
+    const __m512i after = _mm512_sub_epi32(b.first, _mm512_set1_epi32(static_cast<int32_t>(j)));
+    return _mm512_cmplt_epu32_mask(after, _mm512_set1_epi32(kTile));
   }
 
   // Scores of what a query does not see become those of weight zero.

@@ -38,9 +38,14 @@ public:
     take_reference();
   }
 
-  // The scores that queries see first, -inf where one sees none: references for those that have none.
-  RAMET_INLINE void look_at(const float* scores) {
-    look(scores, _mm512_cmp_ps_mask(reference_, nothing(), _CMP_EQ_OQ));
+  // Scores that the references of these queries come of, -inf where one is not seen.
+  RAMET_INLINE void look_at(const float* scores, __mmask16 queries) {
+    __m512 largest = nothing();
+    for (int64_t i = 0; i < kRows; ++i) largest = _mm512_max_ps(_mm512_load_ps(scores + i * 16), largest);
+    largest = _mm512_mul_ps(largest, _mm512_set1_ps(1 / kUnit));
+    largest = _mm512_mul_ps(_mm512_roundscale_ps(largest, _MM_FROUND_TO_POS_INF), _mm512_set1_ps(kUnit));
+    reference_ = _mm512_mask_max_ps(reference_, queries, largest, reference_);
+    take_reference();
   }
 
   // Weights of scores [16 positions][16 queries], to pairs of positions [8][16 queries][2].
@@ -74,7 +79,7 @@ public:
   }
   // For those for which they were not, the largest of all scores is one.
   void forget_bad() { reference_ = _mm512_mask_mov_ps(reference_, bad_, nothing()); }
-  void look_at_all(const float* scores) { look(scores, bad_); }
+  void look_at_all(const float* scores) { look_at(scores, bad_); }
   // What is odd then is not finite.
   void spoil_bad() {
     const __mmask16 is_odd = _mm512_test_epi32_mask(odd_, _mm512_set1_epi32(static_cast<int32_t>(~kUsual)));
@@ -97,14 +102,6 @@ private:
 
   static constexpr WeightTable kTable{};
 
-  RAMET_INLINE void look(const float* scores, __mmask16 queries) {
-    __m512 largest = nothing();
-    for (int64_t i = 0; i < kRows; ++i) largest = _mm512_max_ps(_mm512_load_ps(scores + i * 16), largest);
-    largest = _mm512_mul_ps(largest, _mm512_set1_ps(1 / kUnit));
-    largest = _mm512_mul_ps(_mm512_roundscale_ps(largest, _MM_FROUND_TO_POS_INF), _mm512_set1_ps(kUnit));
-    reference_ = _mm512_mask_max_ps(reference_, queries, largest, reference_);
-    take_reference();
-  }
   void take_reference() {
     const __mmask16 is_known = _mm512_cmp_ps_mask(reference_, nothing(), _CMP_NEQ_UQ);
     const __m512 start = _mm512_set1_ps(kZero + (127 - 64) * kUnit);

@@ -98,6 +98,21 @@ def test_what_is_not_finite_reaches_rows_that_see_it_alone(backend: Backend, kv:
         assert not np.isfinite(got[239 : 239 + window]).all(axis=1).any()
 
 
+@pytest.mark.parametrize("kv", KV_FORMATS)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # the reference's, in numpy
+def test_bits_do_not_depend_on_where_mates_begin(backend: Backend, kv: KVFormat) -> None:
+    """Position 67 sees 28 on, and minus infinity up to 31. What it is measured by then may not be what it sees where a mate
+    begins: position 60 is 2^64 times that, and has no values that would cover the others'.
+    """
+    sequence = Sequence(11, 83, (1, 1), 32)
+    sequence.q[:], sequence.keys[:] = 0, 0
+    sequence.q[..., 0], sequence.keys[:32, :, 0] = 1e20, -1e20
+    sequence.q[..., 1], sequence.keys[60, :, 1] = 1, 64 / (32**-0.5 * 1.4427)
+    sequence.values[60] = 0
+    together, alone = (attend(backend, sequence, 16, chunks, (40, None), kv) for chunks in ([16], [1] * 16))
+    assert together.tobytes() == alone.tobytes()
+
+
 def test_threads_do_not_change_bits() -> None:
     sequence = Sequence(8, 700, (6, 2), 64)
     for isa in _native.isas():
