@@ -24,7 +24,8 @@ class ServedAdapters:
         self._check_ready = check_ready
         self._infos: dict[str, AdapterInfo] = {}
         self._paths: dict[str, str] = {}  # of those that were loaded while it ran
-        self._gone: set[str] = set()  # of its configuration, and unloaded since
+        self._configured: frozenset[str] = frozenset()
+        self._gone: set[str] = set()  # of those of its configuration: unloaded since
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._num_changes = 0
 
@@ -43,7 +44,8 @@ class ServedAdapters:
     async def unload(self, name: str) -> None:
         """No further request may name it; those that run go on. Raises ``UnknownAdapter``."""
         await self._changed(lambda number: UnloadAdapter(number, name))
-        if self._paths.pop(name, None) is None:
+        self._paths.pop(name, None)
+        if name in self._configured:  # also where another load had taken its place
             self._gone.add(name)
 
     async def _changed(self, command: Callable[[int], Command]) -> None:
@@ -68,7 +70,8 @@ class ServedAdapters:
     def on_ready(self, infos: Iterable[AdapterInfo]) -> None:
         """An engine has started, with these."""
         self._list(infos)
-        for name in self._gone & set(self._infos):
+        self._configured = frozenset(self._infos)
+        for name in self._gone & self._configured:
             self._send(UnloadAdapter(self._next(), name))
         for name, path in self._paths.items():
             self._send(LoadAdapter(self._next(), name, path, replaces=True))

@@ -67,6 +67,15 @@ def test_an_engine_that_is_started_again_is_told_what_has_changed() -> None:
     run(work, "old", "kept")
 
 
+def test_what_took_the_place_of_a_configured_one_leaves_nothing_when_it_goes() -> None:
+    async def work(engine: Engine) -> None:
+        await engine.served.load("old", "p", replaces=True)
+        await engine.served.unload("old")
+        assert [type(command) for command in engine.started_again("old")] == [UnloadAdapter]
+
+    run(work, "old")
+
+
 def test_the_engine_says_why_not() -> None:
     async def work(engine: Engine) -> None:
         for error, kind in ((("a", True), UnknownAdapter), (("b", False), InvalidRequest)):
