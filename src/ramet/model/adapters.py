@@ -188,4 +188,4 @@ def _inside(path: Path, root: Path) -> Path:
 
 
 def _unknown(name: str) -> UnknownAdapter:
-    return UnknownAdapter(f"no adapter {shown(name, 100)} is loaded", "model")
+    return UnknownAdapter(f"no adapter {shown(name, 100)} is loaded (--lora-modules loads some at the start)", "model")
