@@ -52,14 +52,17 @@ class Wanted:
 
 
 def fetch(wanted: Wanted, headers: Mapping[str, str], path: Path, progress: Callable[[int], None]) -> None:
-    """Put the file at ``path``, unless it is there. ``progress`` is told how many bytes have come.
+    """Put the file at ``path``, unless one of its size is there. ``progress`` is told how many bytes have come.
 
     Raises ``ModelError`` where its size or hash is another, or where it does not come in several tries; ``httpx2.HTTPError`` (of
     which the hub's own errors are) for an answer that says no; ``OSError`` where it cannot be written.
     """
+    if _is_there(wanted, path):
+        return
     part = path.with_name(f"{path.name}.part")
     with _locked(part, lambda: progress(0)) as out:
-        if path.exists():  # another process was faster
+        if _is_there(wanted, path):  # another process was faster
+            part.unlink(missing_ok=True)
             return
         have, digest = _read_so_far(out, wanted)
         resumed_at = have
@@ -70,6 +73,10 @@ def fetch(wanted: Wanted, headers: Mapping[str, str], path: Path, progress: Call
             part.unlink(missing_ok=True)
             raise ModelError(f"{wanted.name}: what came has the hash {digest.hexdigest()}, not {wanted.digest}; it is not kept")
         os.replace(part, path)
+
+
+def _is_there(wanted: Wanted, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == wanted.size
 
 
 def _receive(

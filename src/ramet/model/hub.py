@@ -14,7 +14,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,9 +127,8 @@ class _Cache:
             if revision != commit:
                 ref = self._ref(revision or "main")
                 ref.parent.mkdir(parents=True, exist_ok=True)
-                new = ref.with_name(f"{ref.name}.{os.getpid()}.part")
-                new.write_text(commit, "ascii")
-                new.replace(ref)
+                with _replacing(ref) as new:
+                    new.write_text(commit, "ascii")
         except OSError as error:
             raise ModelError(f"cannot write to the hub's cache {self.folder}: {error.strerror} (HF_HOME names another)") from None
         return path
@@ -183,12 +184,21 @@ class _Run:
         from ramet.model.download import fetch
 
         blob, link = self.cache.folder / "blobs" / file.digest, self.snapshot / file.name
-        if not (blob.is_file() and blob.stat().st_size == file.size):
-            blob.unlink(missing_ok=True)
-            fetch(file, _headers(), blob, progress)
+        fetch(file, _headers(), blob, progress)
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(blob, link.parent))
+        with _replacing(link) as new:
+            new.symlink_to(os.path.relpath(blob, link.parent))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name that nobody else has; what is made there comes to ``path`` in one step, for others may read or write it now."""
+    new = path.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _list(repo_id: str, revision: str | None) -> _Listing:

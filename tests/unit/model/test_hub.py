@@ -326,15 +326,16 @@ def test_a_gguf_file_of_a_repository(hub: HubServer, tmp_path: Path) -> None:
     assert hub.fetched()[1:] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 
 
-def test_two_that_fetch_at_once(hub: HubServer) -> None:
+def test_several_that_fetch_at_once(hub: HubServer, tmp_path: Path) -> None:
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(load())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(load())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 2
+    assert len(found) == 4
     assert hub.fetched().count("model.safetensors") == 1
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_links_in_the_cache_are_not_written_through(hub: HubServer, tmp_path: Path) -> None:
