@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from ipaddress import ip_address
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from ramet.errors import ConfigError, shown
 
@@ -224,6 +224,16 @@ class EngineConfig:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = _option(0, "seed of requests that give none", unset="random")
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """From options by their own names, whichever part each belongs to; what is left out has its default."""
+        kinds: dict[str, Any] = {one.name: one.default_factory for one in fields(cls) if one.default_factory is not MISSING}
+        parts = {
+            name: kind(**{one.name: options.pop(one.name) for one in fields(kind) if one.name in options})
+            for name, kind in kinds.items()
+        }
+        return cls(**parts, **options)
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**64:

@@ -16,18 +16,13 @@ from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
 from ramet.config import (
-    CacheConfig,
     DraftKind,
     Dtype,
     EngineConfig,
     KVDtype,
-    LoraConfig,
-    ModelConfig,
     PolicyName,
     PrefixCacheKind,
     Quantization,
-    RunnerConfig,
-    SchedulerConfig,
     Switch,
 )
 from ramet.core.ids import RequestId
@@ -91,45 +86,44 @@ class LLM:
         speculative: DraftKind = "none",
         num_speculative_tokens: int = 8,
         revision: str | None = None,
+        offline: bool = False,
+        weight_cache: str | os.PathLike[str] | None = None,
+        weight_cache_size: int | str = "20GiB",
         isa: str | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
         max_loras: int = 16,
         max_lora_rank: int = 256,
         progress: Progress = silent,
     ) -> None:
-        config = EngineConfig(
-            model=ModelConfig(
-                model=os.fspath(model) if isinstance(model, os.PathLike) else model,
-                revision=revision,
-                dtype=dtype,
-                quantization=quantization,
-                max_model_len=max_model_len,
-            ),
-            cache=CacheConfig(
-                page_size=page_size,
-                prefix_cache=prefix_cache,
-                kv_cache_memory=kv_cache_memory,
-                mem_fraction=mem_fraction,
-                max_total_tokens=max_total_tokens,
-                kv_cache_dtype=kv_cache_dtype,
-            ),
-            scheduler=SchedulerConfig(
-                schedule_policy=schedule_policy,
-                max_running_seqs=max_running_seqs,
-                max_batch_tokens=max_batch_tokens,
-                chunked_prefill_size=chunked_prefill_size,
-                jump_forward=jump_forward,
-                speculative=speculative,
-                num_speculative_tokens=num_speculative_tokens,
-                max_queued_requests=2**31,  # whoever calls with a long list waits for it
-            ),
-            runner=RunnerConfig(threads=threads, isa=isa),
-            lora=LoraConfig(
-                lora_modules=tuple(f"{name}={os.fspath(path)}" for name, path in (lora or {}).items()),
-                max_loras=max_loras,
-                max_lora_rank=max_lora_rank,
-            ),
+        config = EngineConfig.of(
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
+            page_size=page_size,
+            prefix_cache=prefix_cache,
+            threads=threads,
+            chunked_prefill_size=chunked_prefill_size,
+            max_total_tokens=max_total_tokens,
+            dtype=dtype,
+            quantization=quantization,
             seed=seed,
+            max_model_len=max_model_len,
+            kv_cache_memory=kv_cache_memory,
+            mem_fraction=mem_fraction,
+            kv_cache_dtype=kv_cache_dtype,
+            max_running_seqs=max_running_seqs,
+            max_batch_tokens=max_batch_tokens,
+            max_queued_requests=2**31,  # whoever calls with a long list waits for it
+            schedule_policy=schedule_policy,
+            jump_forward=jump_forward,
+            speculative=speculative,
+            num_speculative_tokens=num_speculative_tokens,
+            revision=revision,
+            offline=offline,
+            weight_cache=os.fspath(weight_cache) if isinstance(weight_cache, os.PathLike) else weight_cache,
+            weight_cache_size=weight_cache_size,
+            isa=isa,
+            lora_modules=tuple(f"{name}={os.fspath(path)}" for name, path in (lora or {}).items()),
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
         )
         self._start(build_engine(config, progress))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,36 @@ def test_the_python_api_has_the_same_options_and_defaults():
     assert [option.name for option in options if option.name not in keywords] == ["max_queued_requests"]
     for option in options:
         assert option.name not in keywords or keywords[option.name].default == option.default
+
+
+def test_options_by_their_names_come_to_their_parts():
+    config = EngineConfig.of(model="m", offline=True, page_size=8, threads=2, max_loras=3, seed=4)
+    assert (config.model.model, config.model.offline, config.cache.page_size) == ("m", True, 8)
+    assert (config.runner.threads, config.lora.max_loras, config.seed) == (2, 3, 4)
+    assert EngineConfig.of() == EngineConfig()
+    with pytest.raises(TypeError, match="pages"):
+        EngineConfig.of(pages=8)
+
+
+def test_the_python_api_passes_its_options_on(monkeypatch):
+    class Built(Exception):
+        pass
+
+    def build(config, progress):
+        raise Built(config)
+
+    monkeypatch.setattr("ramet.llm.build_engine", build)
+    given = {
+        "offline": True, "weight_cache": "there", "weight_cache_size": 5 << 30, "revision": "v1", "page_size": 8, "seed": 4,
+        "dtype": "float16", "quantization": "int8", "kv_cache_dtype": "int8", "threads": 3, "isa": "avx2", "max_loras": 2,
+        "max_total_tokens": 900, "max_model_len": 90, "chunked_prefill_size": 64, "prefix_cache": "hash", "speculative": "ngram",
+        "num_speculative_tokens": 3, "jump_forward": "off", "schedule_policy": "longest-prefix", "max_running_seqs": 7,
+        "max_batch_tokens": 70, "max_lora_rank": 8, "kv_cache_memory": 1 << 30,
+    }  # fmt: skip
+    with pytest.raises(Built) as caught:
+        LLM(Path("m"), lora={"a": Path("b")}, **given)
+    more = {"model": "m", "lora_modules": ("a=b",), "max_queued_requests": 2**31}
+    assert caught.value.args[0] == EngineConfig.of(**given, **more)
 
 
 def test_configs_are_frozen():
