@@ -119,6 +119,8 @@ def _random_walks(
             masks.append(time.perf_counter_ns() - start)
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
             bits[ending] = 0
+            if not bits.any():  # all that can come is the end
+                break
             output.append(int(rng.choice(np.flatnonzero(bits))))
             matcher.accept(output[-1])
         outputs.append(output)
