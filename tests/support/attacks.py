@@ -165,7 +165,7 @@ def attacks(place: Place, *, long_chars: int) -> Iterator[Attack]:
     kinds = place.kinds
     takes_any = inspect.AnyType in kinds
     takes_null = takes_any or inspect.NoneType in kinds
-    soft = _EITHER | {404} if place.steps[-1] == "model" else _EITHER
+    soft = _EITHER | {404} if place.steps[-1] in ("model", "lora_path") else _EITHER
     yield Attack("missing", place.raw(None), _REFUSED if place.field.required else soft)
     yield Attack("null", place.raw("null"), soft if takes_null else _REFUSED)
     for value, kind in _WRONG.items():

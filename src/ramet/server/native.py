@@ -167,7 +167,7 @@ async def _submit(request: Request, services: Services, wanted: GenerateRequest)
     for name in _UNSUPPORTED:
         if getattr(wanted, name) is not None:
             raise InvalidRequest(f"{name} is not supported; send text or input_ids", name)
-    services.model(wanted.lora_path)
+    services.model(wanted.lora_path, "lora_path")
     services.client.check_room()
     prompts, is_list = await _prompts(services.translator, wanted)
     sampling = _samplings(services.translator, wanted, len(prompts))

@@ -33,8 +33,11 @@ class Services:
     version: str
     aliases: frozenset[str] = frozenset()
 
-    def model(self, asked: str | None) -> str:
-        """The name that an answer bears: the one asked for, or the model's own. Raises a 404 for another model's."""
+    def model(self, asked: str | None, param: str = "model") -> str:
+        """The name that an answer bears: the one asked for, or the model's own. Raises a 404 for another model's.
+
+        ``param`` is the field that it was asked for in.
+        """
         if not asked:
             return self.model_names[0]
         if not (self._is_base(asked) or self.adapter(asked)):
@@ -43,7 +46,7 @@ class Services:
                 404,
                 f"there is no model {shown(asked, 100)} here, but {names}; see --served-model-name",
                 code="model_not_found",
-                param="model",
+                param=param,
             )
         return asked
 
