@@ -58,6 +58,9 @@ class Translator:
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+        all_there = threading.Barrier(_NUM_THREADS)
+        for _ in range(_NUM_THREADS):  # from the start: what clients send, and when, adds no thread and none of its memory
+            self._pool.submit(all_there.wait)
         self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="long-text")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars: GrammarCompiler | None = None
