@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import mmap
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -178,8 +178,8 @@ class Fields:
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.fail(key, f"is a number, not {shown(value, 60)}")
-        if not 0 < value < math.inf:
-            raise self.fail(key, f"is a finite number over 0, not {value}")
+        if not 0 < value <= sys.float_info.max:  # whole numbers have no end
+            raise self.fail(key, f"is a finite number over 0, not {shown(value, 60)}")
         return float(value)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ __all__ = ["Lora", "read_lora"]
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_MAX_SCALE = float(np.finfo(np.float32).max)
 _ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 _PREFIX = "base_model.model."  # how PEFT's wrapper calls the model
 _REFUSED: Mapping[str, str] = {  # fields of adapter_config.json that change more than what low-rank matrices add
@@ -94,6 +95,8 @@ class _Pair:
             if not np.isfinite(as_float32(weight.format, weight.data)).all():
                 raise ModelError(f"{where} has numbers that are not finite")
         scale = self.scale_of(rank)
+        if not scale <= _MAX_SCALE:
+            raise ModelError(f"{where} is scaled by {scale:g}, more than a float32 holds: alpha is wrong")
         return {
             name: LoraMatrix(self.down, Weight(self.up.format, self.up.data[part.rows]), scale)
             for name, part in self.parts.items()

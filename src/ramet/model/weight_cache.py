@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = ["load_decoder"]
 
 _log = logging.getLogger("ramet.model")
 
+_HASH = re.compile("[0-9a-f]{64}")
 _SETTLED_NS = 2 * 10**9
 _NOT_KEPT = "packed weights of %s are not kept: %s"
 
@@ -132,7 +134,9 @@ def _identity(path: Path) -> tuple[int, ...]:
 def _key(folder: OwnFolder, sources: _Sources, backend: PieceBackend, progress: Progress) -> str:
     """Under what the packed weights are kept."""
     fingerprint = folder.note(sources.name)
-    if fingerprint is None:
+    if fingerprint is None or not _HASH.fullmatch(
+        fingerprint
+    ):  # a crash leaves empty files, all alike: of no model are they a hash
         progress("hashing weights", 0, 0)
         fingerprint = sources.checkpoint.fingerprint()
         progress("hashing weights", 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 
 from ramet.core.adapters import AdapterInfo
@@ -10,6 +11,8 @@ from ramet.engine.wire import AdapterChange, Command, LoadAdapter, UnloadAdapter
 from ramet.errors import InvalidRequest, RametError, UnknownAdapter
 
 __all__ = ["ServedAdapters"]
+
+_log = logging.getLogger("ramet.server")
 
 _MOST_CHANGES = 16
 
@@ -80,6 +83,8 @@ class ServedAdapters:
         self._list(change.adapters)
         future = self._changes.get(change.number)
         if future is None or future.done():
+            if change.error is not None:  # as when an engine that was started again cannot load what the last one had
+                _log.warning("a change of adapters failed: %s", change.error)
             return
         if change.error is None:
             future.set_result(None)

@@ -107,7 +107,10 @@ class ChatTemplate:
     def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["role"] == "assistant":
             return message
-        return {key: item if key == "role" else self._guards.all_guarded(item) for key, item in message.items()}
+        guarded: dict[str, Any] = self._guards.all_guarded(message)
+        if message["role"].isidentifier():  # templates compare it with words, and a word has no marks but in odd vocabularies
+            guarded["role"] = message["role"]
+        return guarded
 
     def _name(self, has_tools: bool) -> str:
         if has_tools and "tool_use" in self._templates:

@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = ["Guards", "unguarded"]
 
+_DEEPEST = 64  # groups in a pattern: those of a few hundred are over what Python can read; no model's marks are as long
 _GUARD = "\ufdd0"  # a noncharacter: no text is meant to have it, and what has it is without it from here on
 
 
@@ -54,12 +55,16 @@ class Guards:
         yield run, False
 
 
-def _either(words: set[str]) -> str:
+def _either(words: set[str], depth: int = 0) -> str:
     """A pattern of any of these, the longest there is; words that begin alike share that, so no place is looked at often."""
     if not words:
         return "(?!)"
+    if depth == _DEEPEST:
+        return f"(?:{'|'.join(re.escape(word) for word in sorted(words, key=len, reverse=True))})"
     by_first: dict[str, set[str]] = {}
     for word in words - {""}:
         by_first.setdefault(word[0], set()).add(word[1:])
-    ways = "|".join(re.escape(first) + (_either(rest) if rest != {""} else "") for first, rest in sorted(by_first.items()))
+    ways = "|".join(
+        re.escape(first) + (_either(rest, depth + 1) if rest != {""} else "") for first, rest in sorted(by_first.items())
+    )
     return f"(?:{ways}){'?' if '' in words else ''}"

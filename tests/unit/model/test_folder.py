@@ -150,6 +150,7 @@ def test_two_descriptions_of_the_angles(tmp_path: Path) -> None:
         ({"vocab_size": 300}, r"embed_tokens\.weight is \[304, 64\], but the configuration makes it \[300, 64\]"),
         ({"intermediate_size": 128}, r"is \[96, 64\], but the configuration makes it \[128, 64\]"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is a finite number over 0"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is a finite number over 0, not 1000"),
         ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is true or false"),
         ({"eos_token_id": 304}, "eos_token_id is 304, but the vocabulary has 304 tokens"),

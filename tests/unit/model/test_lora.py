@@ -123,6 +123,8 @@ def refused(path: Path, spec: ModelSpec) -> str:
         ({"alpha_pattern": [1]}, "alpha_pattern is an object"),
         ({"lora_alpha": -1}, "lora_alpha"),
         ({"lora_alpha": 1e999}, "not valid JSON"),
+        ({"lora_alpha": 10**400}, "lora_alpha is a finite number over 0"),
+        ({"lora_alpha": 1e308}, "q_proj is scaled by 2.5e+307, more than a float32 holds"),
         ({"use_rslora": 1}, "use_rslora is true or false"),
     ],
     ids=str,

@@ -118,6 +118,35 @@ def test_hash_is_noted_only_of_files_that_rest(model: Path, cache: Path, monkeyp
     assert "hashing weights" in Loaded(model, cache).seen
 
 
+@pytest.mark.parametrize("note", ["", "ab", "x" * 64, "0" * 65])
+def test_a_note_that_is_no_hash_is_not_believed(
+    note: str, model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash may leave it empty: of two models alike, that would be one key for both."""
+    monkeypatch.setattr(weight_cache, "_SETTLED_NS", 0)
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    data = bytearray((other / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (other / "model.safetensors").write_bytes(data)
+    for one in (model, other):
+        Loaded(one, cache)
+    for path in files(cache, ".note"):
+        path.write_text(note)
+    for path in files(cache):
+        path.unlink()
+    assert Loaded(model, cache).bytes == Loaded(model, None).bytes
+    assert Loaded(other, cache).bytes == Loaded(other, None).bytes
+
+
+def test_files_are_read_where_nothing_can_be_written(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    Loaded(model, cache)
+    monkeypatch.setattr(os, "utime", fails)
+    assert Loaded(model, cache).was_read
+
+
 def test_files_changed_while_they_are_read_are_not_kept(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

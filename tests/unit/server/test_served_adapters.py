@@ -76,6 +76,18 @@ def test_what_took_the_place_of_a_configured_one_leaves_nothing_when_it_goes() -
     run(work, "old")
 
 
+def test_what_cannot_be_loaded_again_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(engine: Engine) -> None:
+        await engine.served.load("new", "p", replaces=False)
+        engine.error = ("there is no adapter at p", True)
+        engine.started_again()
+        await asyncio.sleep(0)
+        assert "new" not in engine.served
+
+    run(work)
+    assert "a change of adapters failed: there is no adapter at p" in caplog.text
+
+
 def test_the_engine_says_why_not() -> None:
     async def work(engine: Engine) -> None:
         for error, kind in ((("a", True), UnknownAdapter), (("b", False), InvalidRequest)):
