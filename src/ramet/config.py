@@ -81,6 +81,10 @@ class ModelConfig:
         _text("model", self.model)
         _text("revision", self.revision)
         _text("weight_cache", self.weight_cache)
+        if self.weight_cache == "":  # to Path, the folder that the process is in
+            raise ConfigError(
+                "weight_cache is a folder or auto, not an empty text; leave it out to keep nothing (--weight-cache)"
+            )
         object.__setattr__(self, "weight_cache_size", parse_size(self.weight_cache_size, "weight_cache_size"))
         if not isinstance(self.offline, bool):
             raise ConfigError(f"offline is True or False, not {shown(self.offline)} (--offline)")

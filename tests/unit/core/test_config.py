@@ -99,6 +99,11 @@ def test_choices_name_what_is_known(config, name, known, bad):
     assert getattr(config(**{name: known}), name) == known
 
 
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(ConfigError, match="weight_cache is a folder or auto"):
+        ModelConfig(weight_cache="")
+
+
 def test_page_size_has_a_ceiling():
     assert CacheConfig(page_size=128).page_size == 128
     with pytest.raises(ConfigError, match="1 to 128, not 129"):
