@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
+import time
 from typing import Any
 
 from support.http import Served, chunks, texts
@@ -48,27 +47,27 @@ def test_t07_a_slow_template_moves_nobody_elses_stream(process: ServeProcess) ->
 
     threads = [threading.Thread(target=ask_slowly) for _ in range(2)]
     with process.open_stream(body) as stream:
-        data, gaps = stream.recv(4096), []
+        data, lags = stream.recv(4096), []
         for thread in threads:
             thread.start()
-        began = last = cpu_seconds(process.pid)
+        began = cpu_seconds(process.pid)
+        while any(thread.is_alive() for thread in threads):  # what needs the event loop alone: an engine may wait for a core
+            before = cpu_seconds(process.pid)
+            assert process.ask("/v1/models")[0] == 200
+            lags.append(cpu_seconds(process.pid) - before)
         while not data.endswith(b"0\r\n\r\n"):
             data += stream.recv(65536)
-            now = cpu_seconds(process.pid)
-            gaps.append(now - last)
-            last = now
     for thread in threads:
         thread.join()
     assert slow == [400, 400]
     assert cpu_seconds(process.pid) - began < 6, "each may take one second of a thread's own"
-    assert max(gaps) < 0.5, "a template on the event loop's thread lets nothing else go on for 0.75 s"
+    assert max(lags) < 0.3, "a template on the event loop's thread lets nothing else go on for 0.75 s"
     assert texts(chunks(unchunked(data))) == expected
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have run."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """What all threads of a process have run, by the clock that Linux's clock_getcpuclockid(3) names; stat counts in ticks."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def unchunked(data: bytes) -> str:
