@@ -35,8 +35,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format src tests tools
 	$(BIN)/clang-format -i $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise cover)
-	RAMET_EXACT=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
+exact: $(VENV)/.dev  ## the whole exactness matrix (make check runs a pairwise cover), and random walks and rows in numbers
+	RAMET_EXACT=full $(BIN)/python -m pytest tests/e2e/test_exactness.py tests/model_based/test_kv_machine.py tests/conformance/test_backend_sampling.py
 
 fault: $(VENV)/.dev  ## the faults of the HTTP server in their full size; H8 needs root and ip(8)
 	RAMET_FAULT=full $(BIN)/python -m pytest tests/unit/server tests/e2e/server tests/fault

@@ -275,7 +275,9 @@ def _plain(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def _at_once(bench: Bench) -> list[RequestOutput]:
-    prompts, params = zip(*PROBES, *_MATES, strict=True)
+    """The probes and their mates. One after the other, with nothing kept, mates would come last and change nothing."""
+    mates = _MATES if bench.cell["batch"] > 1 or bench.keeps else []
+    prompts, params = zip(*PROBES, *mates, strict=True)
     loras = list(itertools.islice(itertools.cycle(bench.cell["lora"]), len(prompts)))
     outputs = bench.llm.generate(prompts, params, lora=loras)
     return outputs[: len(PROBES)]

@@ -7,6 +7,8 @@ watching commits and evictions; it foretells exactly what each admission must fi
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -286,9 +288,10 @@ class NullMachine(KVMachine):
 
 
 @pytest.mark.parametrize(
-    ("machine", "num_walks"), [(RadixMachine, 60), (HashedMachine, 25), (CollidingMachine, 10), (NullMachine, 8)]
+    ("machine", "num_walks"), [(RadixMachine, 30), (HashedMachine, 12), (CollidingMachine, 5), (NullMachine, 4)]
 )
 def test_random_walks_keep_every_invariant(machine, num_walks):
+    num_walks *= 4 if os.environ.get("RAMET_EXACT") == "full" else 1
     machine.num_steps = 0
     walk = settings(
         max_examples=num_walks,
