@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ramet.core.adapters import AdapterInfo
 from ramet.engine.wire import AdapterChange, Command, LoadAdapter, UnloadAdapter
@@ -15,6 +16,13 @@ __all__ = ["ServedAdapters"]
 _log = logging.getLogger("ramet.server")
 
 _MOST_CHANGES = 16
+
+
+class _Change(NamedTuple):
+    """One that the engine was told to make: who waits for it may have left, and what it has ``made`` counts all the same."""
+
+    waits: asyncio.Future[None]
+    made: Callable[[], None]
 
 
 class ServedAdapters:
@@ -29,7 +37,7 @@ class ServedAdapters:
         self._paths: dict[str, str] = {}  # of those that were loaded while it ran
         self._configured: frozenset[str] = frozenset()
         self._gone: set[str] = set()  # of those of its configuration: unloaded since
-        self._changes: dict[int, asyncio.Future[None]] = {}
+        self._changes: dict[int, _Change] = {}
         self._num_changes = 0
 
     def __contains__(self, name: object) -> bool:
@@ -41,28 +49,31 @@ class ServedAdapters:
     async def load(self, name: str, path: str, *, replaces: bool) -> None:
         """Have the engine load one; nobody waits for it but the caller. Raises ``InvalidRequest`` with the engine's reason,
         and ``Unavailable`` without one."""
-        await self._changed(lambda number: LoadAdapter(number, name, path, replaces))
-        self._paths[name] = path
+
+        def loaded() -> None:
+            self._paths[name] = path
+
+        await self._changed(lambda number: LoadAdapter(number, name, path, replaces), loaded)
 
     async def unload(self, name: str) -> None:
         """No further request may name it; those that run go on. Raises ``UnknownAdapter``."""
-        await self._changed(lambda number: UnloadAdapter(number, name))
-        self._paths.pop(name, None)
-        if name in self._configured:  # also where another load had taken its place
-            self._gone.add(name)
 
-    async def _changed(self, command: Callable[[int], Command]) -> None:
+        def unloaded() -> None:
+            self._paths.pop(name, None)
+            if name in self._configured:  # also where another load had taken its place
+                self._gone.add(name)
+
+        await self._changed(lambda number: UnloadAdapter(number, name), unloaded)
+
+    async def _changed(self, command: Callable[[int], Command], made: Callable[[], None]) -> None:
         self._check_ready()
         if len(self._changes) >= _MOST_CHANGES:
             raise InvalidRequest(f"{_MOST_CHANGES} changes of adapters are being made; wait for them")
         number = self._next()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes[number] = future
+        self._changes[number] = _Change(future, made)
         self._send(command(number))
-        try:
-            await future
-        finally:
-            self._changes.pop(number, None)
+        await future
 
     def _next(self) -> int:
         self._num_changes += 1
@@ -81,22 +92,24 @@ class ServedAdapters:
 
     def on_change(self, change: AdapterChange) -> None:
         self._list(change.adapters)
-        future = self._changes.get(change.number)
-        if future is None or future.done():
+        asked = self._changes.pop(change.number, None)
+        if asked is not None and change.error is None:
+            asked.made()
+        if asked is None or asked.waits.done():
             if change.error is not None:  # as when an engine that was started again cannot load what the last one had
                 _log.warning("a change of adapters failed: %s", change.error)
-            return
-        if change.error is None:
-            future.set_result(None)
+        elif change.error is None:
+            asked.waits.set_result(None)
         else:
             kind = UnknownAdapter if change.is_unknown else InvalidRequest
-            future.set_exception(kind(change.error))
+            asked.waits.set_exception(kind(change.error))
 
     def lose(self, loss: Callable[[], RametError]) -> None:
         """The engine is gone. Each change that is waited for is told by an error of its own."""
-        for future in self._changes.values():
-            if not future.done():
-                future.set_exception(loss())
+        for asked in self._changes.values():
+            if not asked.waits.done():
+                asked.waits.set_exception(loss())
+        self._changes.clear()
 
     def _list(self, infos: Iterable[AdapterInfo]) -> None:
         self._infos = {info.name: info for info in infos}

@@ -125,3 +125,18 @@ def test_without_an_engine_nothing_is_sent() -> None:
         assert engine.heard == []
 
     run(work)
+
+
+def test_a_change_counts_though_nobody_waits_for_it_any_more() -> None:
+    async def work(engine: Engine) -> None:
+        asked = [
+            asyncio.ensure_future(engine.served.load("new", "p", replaces=False)),
+            asyncio.ensure_future(engine.served.unload("old")),
+        ]
+        await asyncio.sleep(0)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert engine.started_again("old") == [UnloadAdapter(3, "old"), LoadAdapter(4, "new", "p", replaces=True)]
+
+    run(work, "old")
