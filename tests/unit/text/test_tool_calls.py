@@ -115,7 +115,7 @@ SCRIPTS = [
     Script("qwen3_coder", "<function=f><parameter=i>5</parameter></tool_call>", [call("f", '{"i": 5}')]),
     Script("qwen3_coder", "<tool_call><function=new></function></tool_call>", [call("new", "{}")]),
     Script("qwen3_coder", "<function=new></function>, <tool_call>f", [text("<function=new></function>, <tool_call>f")]),
-    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", ""), text("?")]),
+    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", "{}"), text("?")]),
     Script("qwen3_coder", "<tool_call><function=f", [text("<tool_call><function=f")]),
     Script("qwen3_coder", "so <tool_call>\n<function=f", [text("so ")], is_cut=True),
     Script("qwen3_coder", "<function=f>\n<parameter=t>\nab\n</para", [call("f", '{"t": "ab')], is_cut=True),

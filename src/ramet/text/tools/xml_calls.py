@@ -59,11 +59,13 @@ def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[bool]:
         mark = yield from reading.word((_PARAMETER, *_ENDS))
         if mark in _ENDS:
             reading.drop()
-            reading.argue("}" if num_arguments else "{}")
+            reading.argue(_end_of(num_arguments))
             reading.end_call()
             return mark == _ENDS[0]
         key = (yield from _name(reading)) if mark else ""
         if not key:
+            if (yield from reading.peek()):  # not cut short: what comes is none of the call, whose arguments are these
+                reading.argue(_end_of(num_arguments))
             reading.release()
             return False
         reading.drop()
@@ -72,6 +74,10 @@ def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[bool]:
         num_arguments += 1
         if not (yield from _argument(reading, schema)):
             return False
+
+
+def _end_of(num_arguments: int) -> str:
+    return "}" if num_arguments else "{}"
 
 
 def _name(reading: Reading) -> Parsing[str]:
