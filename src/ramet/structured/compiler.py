@@ -27,7 +27,7 @@ from ramet.structured.automaton import Automata
 from ramet.structured.digits import NoWatch, Numbers, NumberWatch, Watch
 from ramet.structured.ebnf import lark_of_ebnf
 from ramet.structured.guides import LEXER_BYTES, LIMITS, Guide
-from ramet.structured.lark import checked_lark, is_all_json, is_ebnf
+from ramet.structured.lark import checked_lark, has_json, is_ebnf
 from ramet.structured.matcher import GuidanceMatcher, reason
 from ramet.structured.regex import RegexBudget, quoted
 from ramet.structured.schema import checked_schema
@@ -163,7 +163,7 @@ class GrammarCompiler:
             self._try(GuidanceMatcher(guide, self._unending, ~self._unending, NoWatch()))
         except GrammarError as error:
             raise GrammarError(f"the {name} cannot be used, it fails within its first tokens: {error}") from None
-        return _Guided(guide, NumberWatch(self._numbers) if is_all_json(lark) else NoWatch())
+        return _Guided(guide, NumberWatch(self._numbers) if has_json(lark) else NoWatch())
 
     def _new_root(self, lark: str) -> llguidance.LLMatcher:
         grammar = llguidance.LLMatcher.grammar_from_lark(lark + _OPTIONS)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ramet.core.ids import UInt32
 
-__all__ = ["MAX_DIGITS", "NoWatch", "NumberWatch", "Numbers", "Watch"]
+__all__ = ["MAX_DIGITS", "MAX_EXPONENT", "NoWatch", "NumberWatch", "Numbers", "Watch"]
 
 MAX_DIGITS = 80
-"""Digits in a row, before the point, behind it, or of the exponent: 2**256 has 78."""
+"""Digits in a row, before the point or behind it: 2**256 has 78."""
+MAX_EXPONENT = 3
+"""Digits of an exponent: those of doubles have no more."""
 
-_DIGITS = b"0123456789"
+_DIGITS = string.digits.encode()
+_RUN = re.compile(rb"(?:[eE][+-]?)?[0-9]*\Z")
+_RUN_ENDS = frozenset(b"0123456789eE+-")
+_OF_TEXT = frozenset(b'"' + string.ascii_letters.encode()) - frozenset(b"eE")
 
 
 class Watch(Protocol):
@@ -32,7 +40,7 @@ class Watch(Protocol):
 
 
 class NoWatch:
-    """``Watch`` of an output that has other text than JSON."""
+    """``Watch`` of an output without JSON in it."""
 
     def hold(self, row: UInt32) -> None:
         pass
@@ -51,77 +59,68 @@ class Numbers:
     """The digits of a vocabulary's tokens. ``pieces[id]`` is a token's bytes; a mask has ``num_words`` words of 32 ids."""
 
     def __init__(self, pieces: Sequence[bytes], num_words: int) -> None:
-        self._pieces = pieces
+        self.pieces = pieces
         self._num_leading = np.zeros(num_words * 32, np.int32)
         self._num_leading[: len(pieces)] = [len(piece) - len(piece.lstrip(_DIGITS)) for piece in pieces]
         self._most = int(self._num_leading.max(initial=0))
         self._rows: dict[int, UInt32] = {}
+        of_text = np.zeros(num_words * 32, bool)
+        of_text[: len(pieces)] = [len(piece) == 1 and piece[0] in _OF_TEXT for piece in pieces]
+        self._of_text = _packed(of_text)
+
+    def are_text(self, row: UInt32) -> bool:
+        """Whether digits at a place with this mask are text: a quote or a letter, but that of an exponent, may come too."""
+        return bool((row & self._of_text).any())
 
     def longer_than(self, room: int) -> UInt32 | None:
         """The mask of the tokens that begin with more than ``room`` digits, None where there are none."""
         if room >= self._most:
             return None
         if room not in self._rows:
-            self._rows[room] = np.packbits(self._num_leading > room, bitorder="little").view(np.uint32)
+            self._rows[room] = _packed(self._num_leading > room)
         return self._rows[room]
 
-    def after(self, place: _Place, token_id: int) -> _Place:
-        """Where one that stood at ``place`` stands behind a token."""
-        piece = self._pieces[token_id]
-        if place.is_escaped or b'"' in piece or b"\\" in piece:
-            return _through(place, piece)
-        if place.is_string:
-            return place
-        num_trailing = len(piece) - len(piece.rstrip(_DIGITS))
-        return _Place(num_digits=num_trailing + place.num_digits * (num_trailing == len(piece)))
 
-
-class _Place(NamedTuple):
-    """In a string or not, and behind its backslash; ``num_digits`` are those just before, outside of strings."""
-
-    is_string: bool = False
-    is_escaped: bool = False
-    num_digits: int = 0
-
-
-def _through(place: _Place, piece: bytes) -> _Place:
-    is_string, is_escaped, num_digits = place
-    for byte in piece:
-        if is_escaped:
-            is_escaped = False
-        elif byte == ord('"'):
-            is_string, num_digits = not is_string, 0
-        elif is_string:
-            is_escaped = byte == ord("\\")
-        else:
-            num_digits = num_digits + 1 if byte in _DIGITS else 0
-    return _Place(is_string, is_escaped, num_digits)
+def _packed(bits: NDArray[np.bool_]) -> UInt32:
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 class NumberWatch:
-    """``Watch`` of an output whose digits outside of ``"..."`` are those of JSON numbers.
+    """``Watch`` of an output with JSON in it, of which all, or some, or what a grammar says else may be text.
 
-    A number may end behind any digit, so one that has to end can; where its schema wants more of them, they may come.
+    Digits are a number's where the mask has neither a quote nor a letter: JSON has neither behind them, and every string and all
+    free text has. A number may end behind any digit, so one that has to end can; where its schema wants more, they may come.
+    ``runs`` are the output's last digits, and the ``e`` before them, behind each of its tokens.
     """
 
-    def __init__(self, numbers: Numbers, places: Sequence[_Place] = (_Place(),)) -> None:
+    def __init__(self, numbers: Numbers, runs: Sequence[bytes] = (b"",)) -> None:
         self._numbers = numbers
-        self._places = list(places)
+        self._runs = list(runs)
 
     def hold(self, row: UInt32) -> None:
-        place = self._places[-1]
-        too_long = None if place.is_string else self._numbers.longer_than(max(0, MAX_DIGITS - place.num_digits))
-        if too_long is None:
+        run = self._runs[-1]
+        most = MAX_EXPONENT if run[:1] in (b"e", b"E") else MAX_DIGITS
+        too_long = self._numbers.longer_than(max(0, most - len(run.lstrip(b"eE+-"))))
+        if too_long is None or self._numbers.are_text(row):
             return
         held = row & ~too_long
         if held.any():
             row[:] = held
 
     def accept(self, token_id: int) -> None:
-        self._places.append(self._numbers.after(self._places[-1], token_id))
+        piece = self._numbers.pieces[token_id]
+        self._runs.append(_run_behind(self._runs[-1], piece))
 
     def rollback(self, num_tokens: int) -> None:
-        del self._places[len(self._places) - num_tokens :]
+        del self._runs[len(self._runs) - num_tokens :]
 
     def fork(self) -> NumberWatch:
-        return NumberWatch(self._numbers, self._places)
+        return NumberWatch(self._numbers, self._runs)
+
+
+def _run_behind(run: bytes, piece: bytes) -> bytes:
+    if not piece or piece[-1] not in _RUN_ENDS:
+        return b""
+    if piece.isdigit():  # the beginning says what it is, and of its digits so many do
+        return (run + piece)[: 2 * MAX_DIGITS]
+    return _RUN.search((run + piece)[-2 * MAX_DIGITS :])[0]  # type: ignore[index]  # it finds the empty one as well

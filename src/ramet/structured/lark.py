@@ -16,7 +16,7 @@ from ramet.errors import GrammarError, shown
 from ramet.structured.regex import MAX_COPIES, RegexBudget
 from ramet.structured.schema import MAX_LITERAL, checked_schema
 
-__all__ = ["MAX_RULES", "checked_lark", "is_all_json", "is_ebnf"]
+__all__ = ["MAX_RULES", "checked_lark", "has_json", "is_ebnf"]
 
 MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
 _MAX_NESTING = 30
@@ -103,10 +103,9 @@ def checked_lark(
     return "".join(parts)
 
 
-def is_all_json(text: str) -> bool:
-    """Whether what a grammar leaves open is JSON: it is made of schemas and literal texts."""
-    kinds = {token.kind for token in _tokens(text)}
-    return "schema" in kinds and not kinds & {"regex", "directive"}
+def has_json(text: str) -> bool:
+    """Whether a grammar has schemas in it."""
+    return any(token.kind == "schema" for token in _tokens(text))
 
 
 def _tokens(text: str) -> Iterator[_Token]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byte_grammars import COMPILER, EOS, allowed, matcher, walk
+from byte_grammars import COMPILER, EOS, accepts, allowed, matcher, walk
 
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ports import Matcher
 from ramet.structured.compiler import GrammarCompiler, TokenTable
-from ramet.structured.digits import MAX_DIGITS
+from ramet.structured.digits import MAX_DIGITS, MAX_EXPONENT
 
 _PIECES = [*(bytes([b]) for b in range(256)), b"<eos>", b"99", b"999", b"9" * 90, b"9.", b".9", b'"9', b'9"', b"9,9", b'\\"']
 _LARGE = GrammarCompiler(TokenTable(_PIECES, frozenset({EOS}), frozenset({EOS}), len(_PIECES)))
@@ -39,22 +39,39 @@ def _fond_of_nines(one: Matcher, most: int = 2_000) -> bytes:
 
 
 _CLOSED: dict[str, Any] = {"type": "object", "required": ["n"], "additionalProperties": False}
+_NUMBER = {"type": "number"}
+
+
+def _tag(schema: dict[str, Any]) -> dict[str, Any]:
+    """One tag, and nothing else."""
+    tag = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
+    form = {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag], "at_least_one": True, "stop_after_first": True}
+    return {"structural_tag": {"type": "structural_tag", "format": form}}
 
 
 @pytest.mark.parametrize(
     "constraint",
     [
         {"json": {"type": "integer"}},
-        {"json": {"type": "number"}},
+        {"json": _NUMBER},
         {"json": {"type": "number", "minimum": 0.5}},
         {"json": _CLOSED | {"properties": {"n": {"type": "number"}}}},
         {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}},
         {"grammar": 'start: "<call>" %json {"type": "integer"} "</call>"'},
+        {"grammar": 'start: /[xyz]*/ "f(n=" %json {"type": "number"} ", m=" %json {"type": "integer"} ")"'},
+        {"grammar": 'start: "a" inside %json {"type": "number"}\ninside[lazy]: /(.|\\n)*<\\/think>/'},
+        _tag({"type": "integer"}),
+        _tag(_CLOSED | {"properties": {"n": _NUMBER}}),
     ],
     ids=lambda one: next(iter(one)),
 )
 def test_a_model_that_likes_nines_comes_to_an_end(constraint: dict[str, Any]) -> None:
-    text = _fond_of_nines(_LARGE.matcher(GrammarSpec.of(constraint), frozenset({EOS})).result()).decode()
+    one = _LARGE.matcher(GrammarSpec.of(constraint), frozenset({EOS})).result()
+    begun = "a9</think>" if "think" in str(constraint) else ""
+    for byte in begun.encode():
+        one.accept(byte)
+    text = _fond_of_nines(one).decode()
+    assert all(len(run) == MAX_EXPONENT for run in re.findall("e-?(9+)", text)), text
     runs = [len(run) for run in re.findall("9+", text)]
     assert max(runs) == MAX_DIGITS
     assert len(text) < 5 * MAX_DIGITS
@@ -77,6 +94,16 @@ def test_texts_and_patterns_may_have_any_number_of_digits() -> None:
     assert walk(matcher({"grammar": 'start: /(.|\\n)*/ "<c>" %json {"type": "integer"}'}), many)
     assert walk(matcher({"json": {"type": "object"}}), '{"a\\"' + many + '": "\\\\", "b": "' + many)
     assert not walk(matcher({"json": {"type": "object"}}), '{"a\\"": ' + many)
+    assert walk(matcher({"json": {"type": "string", "pattern": "^[0-9]*$"}}), f'"{many}"')
+    assert walk(matcher({"json": {"type": "object"}}), '{"1e' + many + '": "the' + many)
+    assert walk(matcher(_tag({"type": "string"})), f'<f>"{many}"</f>')
+
+
+def test_a_number_is_one_that_readers_of_doubles_take() -> None:
+    for number in ("1.7976931348623157e308", "-5E-324", "1e+22", "1e9"):
+        assert accepts({"json": {}}, number)
+    for number in ("1e1000", "1E-0001"):
+        assert not walk(matcher({"json": {}}), number)
 
 
 def test_going_back_and_copies_count_anew() -> None:
