@@ -10,7 +10,7 @@ from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["MAX_FORCED_BYTES", "CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "Pending", "Runner", "Worker"]
+__all__ = ["MAX_FORCED_BYTES", "CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "NotReady", "Pending", "Runner", "Worker"]
 
 MAX_FORCED_BYTES = 512
 """So far ahead do matchers look: more than a step's drafts hold."""
@@ -32,11 +32,16 @@ class CacheLock(Protocol):
     def num_pages(self) -> int: ...
 
 
+class NotReady(Exception):
+    """A mask needs more than a step may wait for. Nothing is wrong: ask for it in a later step."""
+
+
 class Matcher(Protocol):
     """Where one sequence stands in its grammar: a function of the grammar and of the tokens it has accepted, and of nothing else.
 
     ``fill_mask`` and ``accept`` may raise, ``GrammarError`` where the grammar is too much for what has come; the matcher is of no
-    use then, until ``rollback`` takes it back to where it was good. To look ahead changes nothing of what comes after.
+    use then, until ``rollback`` takes it back to where it was good. ``fill_mask`` may raise ``NotReady`` as well, which changes
+    nothing. To look ahead changes nothing of what comes after.
     """
 
     @property

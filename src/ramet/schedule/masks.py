@@ -7,19 +7,22 @@ import numpy as np
 from ramet.core.batch import NO_MASKS
 from ramet.core.ids import UInt32
 from ramet.core.output import NOT_HELD
-from ramet.core.ports import Matcher
+from ramet.core.ports import Matcher, NotReady
 from ramet.core.request import Sequence
 from ramet.errors import GrammarError, shown
 from ramet.schedule.build import Chunk
 
-__all__ = ["accept_token", "fill_masks"]
+__all__ = ["NOT_READY", "accept_token", "fill_masks"]
+
+NOT_READY = "the mask is not ready"
 
 
 def fill_masks(chunks: list[Chunk]) -> tuple[UInt32, dict[int, str]]:
     """Ask the matchers of the sequences whose next tokens are chosen, behind each of their drafts too.
 
     Returns masks uint32[M, W] of the rows that have one, and what matchers failed of, by sampled row; such a row's mask is empty,
-    and its sequence ends there: a fault of one matcher is its own sequence's alone. ``chunks`` are those that sample.
+    and its sequence ends there: a fault of one matcher is its own sequence's alone. A mask that takes longer than a step may wait
+    for is ``NOT_READY``: the sequence goes that far and no further. ``chunks`` are those that sample.
     """
     asked = [(chunk, chunk.sequence.matcher) for chunk in chunks if chunk.sequence.matcher is not None]
     if not asked:
@@ -78,4 +81,6 @@ def accept_token(seq: Sequence, token_id: int) -> tuple[bool, str | None]:
 
 
 def _fault(error: Exception) -> str:
+    if isinstance(error, NotReady):
+        return NOT_READY
     return f"{NOT_HELD}: {error}" if isinstance(error, GrammarError) else f"a defect met its grammar: {shown(str(error), 300)}"

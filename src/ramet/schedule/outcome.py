@@ -8,7 +8,7 @@ from ramet.core.output import StepOutput, TokenLogprobs
 from ramet.core.request import FinishReason
 from ramet.errors import shown
 from ramet.schedule.build import Chunk
-from ramet.schedule.masks import accept_token
+from ramet.schedule.masks import NOT_READY, accept_token
 
 __all__ = ["Outcome", "own_fault", "take_tokens"]
 
@@ -17,7 +17,7 @@ __all__ = ["Outcome", "own_fault", "take_tokens"]
 class Outcome:
     """``token_ids`` are the new tokens, appended to the sequence already; ``finish_reason`` is not yet set on it.
 
-    Of a sequence that fails the tokens before the fault are good ones.
+    Of a sequence that fails the tokens before the fault are good ones. None and no error: its mask was not ready.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ def take_tokens(chunk: Chunk, output: StepOutput, row: int) -> Outcome:
     seq = chunk.sequence
     for place in range(len(chunk.drafts) + 1):
         if (error := output.errors.get(row + place)) is not None:
-            outcome.error = error
+            outcome.error = None if error == NOT_READY else error
             break
         token_id = output.token_ids[row + place]
         is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens

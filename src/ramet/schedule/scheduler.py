@@ -336,7 +336,7 @@ class Scheduler:
             return
         seq.num_prompt_logprobs += len(prompt_logprobs)
         new = take_tokens(chunk, output, row) if chunk.samples else Outcome()
-        seq.num_computed_tokens += max(0, len(new.token_ids) - 1)  # the drafts that held; the newest token has no KV yet
+        seq.num_computed_tokens += len(new.token_ids) - chunk.samples  # the drafts that held; with nothing chosen, one step back
         self._num_output_tokens += len(new.token_ids)
         self._num_accepted_draft_tokens += max(0, len(new.token_ids) - 1)
         if new.error is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from ramet.core.ports import Pending, Worker
+from ramet.core.ports import NotReady, Pending, Worker
 from ramet.core.worker import InPlace
 
 __all__ = ["LEXER_BYTES", "LIMITS", "Guide"]
@@ -35,7 +35,8 @@ class Guide:
     and the sequence's tokens: a lexer on which something was done has all the states that it takes, so what can be done on a used
     one can be done on an unused one. A step's work has no limit beside that of states, for it is less where others were before.
 
-    ``make`` makes one. From ``prepare`` on, ``worker`` makes the next one as soon as one is taken, so that no step waits for it.
+    ``make`` makes one. From ``prepare`` on, ``worker`` makes the next one as soon as one is taken, so that a step finds it ready.
+    Where two are wanted at once, or the worker is busy, it may not be: then the sequence waits for it, and the step does not.
     """
 
     def __init__(self, make: Callable[[], LLMatcher]) -> None:
@@ -51,8 +52,11 @@ class Guide:
             self._spare = worker.start(self._make)
 
     def successor(self) -> LLMatcher:
-        """One that nobody has used, the root from now on."""
+        """One that nobody has used, the root from now on. Raises ``NotReady`` while it is being made."""
         spare, self._spare = self._spare, None
+        if spare is not None and not spare.done():
+            self._spare = spare
+            raise NotReady
         self.root = self._make() if spare is None else spare.result()
         if spare is not None:
             self.prepare(self._worker)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING
 
 from ramet.core.ids import UInt32
-from ramet.core.ports import MAX_FORCED_BYTES
+from ramet.core.ports import MAX_FORCED_BYTES, NotReady
 from ramet.errors import GrammarError
 from ramet.structured.digits import Watch
 from ramet.structured.guides import Guide
@@ -37,6 +38,7 @@ class GuidanceMatcher:
 
     Where the lexer is full, of this sequence's or of others' texts, or looking ahead met a limit, the sequence's own tokens are
     walked once more on another copy (``Guide`` says why that is exact). What fails on a lexer that is all its own is told.
+    Until there is such a lexer the failed copy stays, and whatever is done next tries once more; only a mask has to wait for it.
     """
 
     __slots__ = ("_copy", "_ending", "_guide", "_looks_ahead", "_token_ids", "_unending", "_watch")
@@ -60,7 +62,7 @@ class GuidanceMatcher:
 
     @property
     def is_finished(self) -> bool:
-        return self._copy.is_stopped()
+        return self._copy.is_stopped() and not self._copy.is_error()
 
     def fill_mask(self, row: UInt32) -> None:
         self._do(lambda: self._copy.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
@@ -70,7 +72,8 @@ class GuidanceMatcher:
         self._watch.hold(row)
 
     def accept(self, token_id: int) -> None:
-        self._do(lambda: self._copy.consume_token(token_id))
+        with suppress(NotReady):  # the copy to come takes this token as it does those before it
+            self._do(lambda: self._copy.consume_token(token_id))
         self._token_ids.append(token_id)
         self._watch.accept(token_id)
 
@@ -86,10 +89,10 @@ class GuidanceMatcher:
         del self._token_ids[len(self._token_ids) - num_tokens :]
         self._watch.rollback(num_tokens)
         if self._copy.is_error():
-            self._begin_anew()
+            self._renew()
         else:
             self._copy.rollback(num_tokens)
-        self._check()
+            self._check()
 
     def fork(self) -> GuidanceMatcher:
         other = copy(self)
@@ -109,11 +112,19 @@ class GuidanceMatcher:
         if not self._copy.is_error():
             return False
         self._looks_ahead = False
-        self._begin_anew()
+        self._renew()
         return True
 
+    def _renew(self) -> None:
+        with suppress(NotReady):
+            self._begin_anew()
+            self._check()
+
     def _begin_anew(self, step: Callable[[], object] = _nothing) -> None:
-        """Stand where it stood and do a step, on the guide's newest root; where that is full as well, on one that is unused."""
+        """Stand where it stood and do a step, on the guide's newest root; where that is full as well, on one that is unused.
+
+        Raises ``NotReady`` where that is still to come.
+        """
         self._walk(self._guide.root)
         step()
         if "lexer error" in self._copy.get_error():

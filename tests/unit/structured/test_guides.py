@@ -88,11 +88,14 @@ def test_the_next_guide_is_made_by_the_worker_before_it_is_needed() -> None:
         return compiler._new_root('start: "ab"\n')
 
     guide = Guide(make)  # type: ignore[arg-type]
-    guide.prepare(WorkerThread("test-guides"))
+    worker = WorkerThread("test-guides")
+    guide.prepare(worker)
     first = guide.root
     one = GuidanceMatcher(guide, compiler._unending, ~compiler._unending, NoWatch())
+    worker.start(int).result()  # which comes behind it
     assert guide.successor() is guide.root is not first
     one.accept(A)
     assert one.fork().forced_bytes() == b"b"
+    worker.start(int).result()
     assert guide.successor() is not first
     assert [thread is threading.main_thread() for thread in threads[:3]] == [True, False, False]
