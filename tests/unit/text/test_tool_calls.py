@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import itertools
 import json
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -94,6 +95,27 @@ SCRIPTS = [
     Script("hermes", f"<tool_call>{F}</tool", [call("f", ARGUMENTS)], is_cut=True),
     Script("hermes", "  \n ", [text("  \n ")]),
     Script("hermes", "", []),
+    Script(
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>',
+        [text('<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>')],
+    ),
+    Script(
+        "hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, b]}}</tool_call> so', [call("f", '{"a": [1]}'), text("so")]
+    ),
+    Script(
+        "hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": 1}} <tool_call>{G}', [call("f", '{"a": 1}'), call("g", "{}")]
+    ),
+    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', [call("f", '{"a": 1}')]),
+    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": [true, "x', [call("f", '{"a": [true, "x"]}')]),
+    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "b": tr', [call("f", '{"a": 1}')]),
+    Script("hermes", '<tool_call>{"name": "f", "arguments": {"b": [], "c": [1, [],]}}', [call("f", '{"b": [], "c": [1, []]}')]),
+    Script("hermes", '<tool_call>{"name": "f", "arguments": "no"}</tool_call>', [call("f", '"no"')]),
+    Script(
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": True, "b": "\\d \\\'\n\\u12", "c": [1,],}}</tool_call>',
+        [call("f", '{"a": true, "b": "\\\\d \'\\n\\\\u12", "c": [1]}')],
+    ),
     # Qwen3-Coder
     Script(
         "qwen3_coder",
@@ -115,11 +137,11 @@ SCRIPTS = [
     Script("qwen3_coder", "<function=f><parameter=i>5</parameter></tool_call>", [call("f", '{"i": 5}')]),
     Script("qwen3_coder", "<tool_call><function=new></function></tool_call>", [call("new", "{}")]),
     Script("qwen3_coder", "<function=new></function>, <tool_call>f", [text("<function=new></function>, <tool_call>f")]),
-    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", "{}"), text("?")]),
+    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", "{}")]),
     Script("qwen3_coder", "<tool_call><function=f", [text("<tool_call><function=f")]),
     Script("qwen3_coder", "so <tool_call>\n<function=f", [text("so ")], is_cut=True),
     Script("qwen3_coder", "<function=f>\n<parameter=t>\nab\n</para", [call("f", '{"t": "ab')], is_cut=True),
-    Script("qwen3_coder", "<function=f>\n<parameter=i>\n1", [call("f", '{"i": ')], is_cut=True),
+    Script("qwen3_coder", "<function=f>\n<parameter=i>\n1", [call("f", "")], is_cut=True),
     # marks of others
     Script("granite", f"<|tool_call|>[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
     Script("granite", f"Ah <tool_call> [{G}]", [text("Ah"), call("g", "{}")]),
@@ -163,12 +185,16 @@ SCRIPTS = [
     Script("pythonic", "[1, 2, 3]", [text("[1, 2, 3]")]),
     Script("pythonic", "[x(1)] is a list", [text("[x(1)] is a list")]),
     Script("pythonic", "[f(1)]", [text("[f(1)]")]),
-    Script("pythonic", "[f(a=__import__('os'))]", [call("f", '{"a": '), text("('os'))]")]),
+    Script("pythonic", "[f(a=__import__('os'))]", [text("[f(a=__import__('os'))]")]),
+    Script("pythonic", "[f(a=1, b=[2, {'c': x}])]", [call("f", '{"a": 1, "b": [2]}')]),
+    Script("pythonic", "[f(a=1 b=2), g()] so", [call("f", '{"a": 1}')]),
     Script("pythonic", "[f(a=[1, 'x", [call("f", '{"a": [1, "x')], is_cut=True),
     # Mistral
     Script("mistral", f"[TOOL_CALLS] [{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
     Script("mistral", f"[TOOL_CALLS]f{ARGUMENTS}[TOOL_CALLS]g[ARGS]{{}}", [call("f", ARGUMENTS), call("g", "{}")]),
     Script("mistral", "Well.\n[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}", [text("Well."), call("g", "{}")]),
+    Script("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1 "b"}x[TOOL_CALLS]g{}', [call("f", '{"a": 1}'), call("g", "{}")]),
+    Script("mistral", "[TOOL_CALLS]f[ARGS]{a: 1}", [text("[TOOL_CALLS]f[ARGS]{a: 1}")]),
     Script("mistral", "[TOOL] [TOOL_CALLS]?", [text("[TOOL] [TOOL_CALLS]?")]),
     Script("mistral", '{"a": 1}', [call("f", '{"a": 1}')], opening="[TOOL_CALLS]f[ARGS]"),
     # thoughts
@@ -226,11 +252,38 @@ def test_an_answer_may_be_cut_anywhere(script: Script) -> None:
             assert theirs[2].startswith(mine[2])
 
 
+def arguments_of(parts: Parts) -> list[str]:
+    return [said for kind, _, said in parts if kind == "call"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_arguments_are_json_whatever_is_written(form: str) -> None:
+    """Answers that break off by themselves, anywhere, and ones with something wrong in them."""
+    rng = random.Random(form)
+    signs = "{}[]\",:'\\a1<> \n"
+    num_calls = 0
+    for script in (one for one in SCRIPTS if one.form == form):
+        for at in range(1, len(script.written), 3):
+            sign = rng.choice(signs)
+            for written in (
+                script.written[:at],
+                script.written[:at] + sign + script.written[at:],
+                script.written[:at] + script.written[at + rng.randrange(1, 4) :],
+            ):
+                for arguments in arguments_of(read(reader(form, thinks=script.thinks, opening=script.opening), [written])):
+                    json.loads(arguments, parse_constant=pytest.fail)
+                    num_calls += 1
+    assert num_calls > 50
+
+
 def test_arguments_come_as_they_are_written() -> None:
     one = reader("hermes")
     assert one.push('<tool_call>{"name": "f", "arguments": ') == []
     told = ["".join(delta.text for delta in one.push(char)) for char in ARGUMENTS]
-    assert told == list(ARGUMENTS)
+    assert told[:12] == [*[""] * 6, '{"a": 2'[:0], '{"a": 2', *[""] * 4]
+    assert "".join(told) == ARGUMENTS
+    for said in ("x", "}", "<"):
+        assert said in told, "a text is told as it comes"
     assert not one.ends_in_calls or one.parts[-1].text == ARGUMENTS
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ramet.text.tools import rules
-from ramet.text.tools.json_calls import json_call, json_calls, json_value
+from ramet.text.tools.json_calls import json_arguments, json_call, json_calls
 from ramet.text.tools.pythonic import pythonic_calls
 from ramet.text.tools.reading import Parsing, Reading
 from ramet.text.tools.tool import Tool
@@ -95,13 +95,15 @@ class _Hermes(_Marked):
     """``<tool_call>{"name": ..., "arguments": ...}</tool_call>``, once a call: Hermes, Qwen 2.5 and 3, and many others."""
 
     def read(self, reading: Reading) -> Parsing[None]:
-        while (yield from reading.text_until(self.marks[:1])):
+        while mark := (yield from reading.text_until(self.marks)):
+            if mark == self.marks[1]:
+                reading.end_mark()
+                continue
             if (yield from reading.skip_space()) != "{" or not (yield from json_call(reading, is_marked=True)):
                 reading.release()
                 continue
             while (yield from reading.skip_space()) == "}":  # one too many, as small models write
                 reading.take()
-            yield from _end_mark(reading, self.marks[1])
 
     def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
         return "object", rules.objects(tools, "arguments")
@@ -113,16 +115,17 @@ class _Xml(_Marked):
     """
 
     def read(self, reading: Reading) -> Parsing[None]:
-        begins = (self.marks[0], "<function=")
+        begins = (*self.marks, "<function=")
         while mark := (yield from reading.text_until(begins)):
+            if mark == self.marks[1]:
+                reading.end_mark()
+                continue
             if mark == self.marks[0]:
                 yield from reading.skip_space()
-                if not (yield from reading.word(begins[1:])):
+                if not (yield from reading.word(begins[2:])):
                     reading.release()
                     continue
-            if (yield from xml_call(reading, is_marked=mark == self.marks[0])):
-                yield from reading.skip_space()
-                yield from _end_mark(reading, self.marks[1])
+            yield from xml_call(reading, is_marked=mark == self.marks[0])
 
     def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
         return "function", rules.xml(tools)
@@ -134,15 +137,6 @@ class _Xml(_Marked):
 def _pattern(text: str) -> str:
     """A regular expression of just this text."""
     return re.sub(r"[^\w<>]", lambda found: "\\" + found[0], text)
-
-
-def _end_mark(reading: Reading, mark: str) -> Parsing[None]:
-    """The mark behind a call, if it comes."""
-    reading.hold(is_mark=True)
-    if (yield from reading.word((mark,))):
-        reading.drop()
-    else:
-        reading.release()
 
 
 class _Bare(ToolFormat):
@@ -242,12 +236,8 @@ class _Mistral(ToolFormat):
             while (yield from reading.peek()).isalnum():
                 reading.take()
             yield from reading.word(self.marks[1:2])
-        if not name or (yield from reading.skip_space()) != "{":
+        if not name or (yield from reading.skip_space()) != "{" or not (yield from json_arguments(reading, name)):
             reading.release()
-            return
-        reading.call(name)
-        if (yield from json_value(reading, reading.argue)):
-            reading.end_call()
 
     def opening(self, tools: Sequence[Tool]) -> str:
         return f"[TOOL_CALLS]{tools[0].name}[ARGS]" if self._is_later and len(tools) == 1 else "[TOOL_CALLS]"

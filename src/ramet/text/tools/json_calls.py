@@ -1,4 +1,4 @@
-"""Calls that are JSON objects with a name and arguments, read as they come."""
+"""Calls that are JSON objects with a name and arguments, read as they come. What is told of their arguments is JSON, always."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import re
 from collections.abc import Callable
 
 from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.telling import Telling
 
-__all__ = ["json_call", "json_calls", "json_value"]
+__all__ = ["WORDS", "json_arguments", "json_call", "json_calls", "json_scalar"]
+
+WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Names of Python's that mean something in JSON."""
 
 _ARGUMENTS = ("arguments", "parameters")
-_BRACKET_OR_QUOTE = re.compile(r'["{}\[\]]')
-_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
-_SCALAR = re.compile(r"[^\s,;{}\[\]\"]*")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')  # characters, and escapes that are whole
+_WORD = re.compile(r"[-+.\w]*")
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_MAX_WORD = 400  # characters of a number
 
 
 def json_calls(reading: Reading, *, is_list: bool = False) -> Parsing[None]:
@@ -41,9 +48,8 @@ def json_calls(reading: Reading, *, is_list: bool = False) -> Parsing[None]:
 def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
     """One call; the next character is its ``{``, and held. False where it is none: what was taken is held still.
 
-    It is a call once its name and the beginning of its arguments are there, or its end. The name may be any that markup
-    (``is_marked``) says is a tool's, else it is one of the tools'. Arguments are told as they are written; those that are a text
-    are told as what it spells.
+    It is a call once its name and a value of its arguments are there, or its end. The name may be any that markup
+    (``is_marked``) says is a tool's, else it is one of the tools'.
     """
     name: str | None = None
     early: list[str] | None = None  # arguments that came before the name
@@ -59,7 +65,7 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
             break
         key = (yield from _string(reading)) if char == '"' else None
         if key is None or (yield from reading.skip_space()) != ":":
-            return is_called or _called_at_the_end(reading, name)
+            return _broken(reading, name, is_called)
         reading.take()
         char = yield from reading.skip_space()
         if key == "name" and name is None and char == '"':
@@ -67,21 +73,59 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
             if not name or not (is_marked or reading.is_forced or name in reading.schemas):
                 return False
         elif key in _ARGUMENTS and not is_called and name is not None and early is None and char:
-            reading.call(name)
+            if not (yield from json_arguments(reading, name)):
+                return False
+            if reading.is_broken:
+                return True
             is_called = True
-            if (yield from _arguments(reading, reading.argue)):
-                reading.end_call()
         elif key in _ARGUMENTS and name is None and early is None:
             early = []
-            yield from _arguments(reading, early.append)
-        else:
-            yield from json_value(reading, _nothing)
+            if not (yield from _arguments(reading, Telling(early.append))):
+                return False
+        elif not (yield from _value(reading, Telling(_nothing))):
+            return _broken(reading, name, is_called)
     if name is None:
         return False
     if not is_called:
         reading.call(name)
         reading.argue("{}" if early is None else "".join(early))
         reading.end_call()
+    return True
+
+
+def json_arguments(reading: Reading, name: str) -> Parsing[bool]:
+    """The arguments of a call, which begins with them. False where they are none: what was taken is held still.
+
+    Those that break off, or are no JSON from some place on, end there.
+    """
+    is_called = False
+
+    def argue(text: str) -> None:
+        nonlocal is_called
+        if not is_called:
+            reading.call(name)
+            is_called = True
+        reading.argue(text)
+
+    told = Telling(argue)
+    if (yield from _arguments(reading, told)):
+        reading.end_call()
+    elif is_called:
+        reading.break_off(told.ending)
+    return is_called or _called_at_the_end(reading, name)
+
+
+def json_scalar(word: str) -> str | None:
+    """The JSON of a number or the name of a constant; None of all else."""
+    word = WORDS.get(word, word)
+    return word if len(word) <= _MAX_WORD and _SCALAR.fullmatch(word) else None
+
+
+def _broken(reading: Reading, name: str | None, is_called: bool) -> bool:
+    """Whether an object that goes no further is a call."""
+    if not is_called:
+        return _called_at_the_end(reading, name)
+    reading.break_off("")
     return True
 
 
@@ -93,89 +137,143 @@ def _called_at_the_end(reading: Reading, name: str | None) -> bool:
     return True
 
 
-def _arguments(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
-    """Those of one call, whole or not."""
-    char = yield from reading.peek()
-    if char == '"':
+def _arguments(reading: Reading, told: Telling) -> Parsing[bool]:
+    """Those of one call: an object, or a text that spells one; of all else JSON is made as well."""
+    if (yield from reading.skip_space()) == '"':
         text = yield from _string(reading)
-        write(text or "")
+        if text is not None:
+            told.tell(_spelt(text))
         return text is not None
-    if char in ("{", "["):
-        return (yield from json_value(reading, write))
     pieces: list[str] = []
-    is_whole = yield from json_value(reading, pieces.append)
-    if is_whole:
+    is_scalar = (yield from reading.peek()) not in ("{", "[")
+    is_whole = yield from _value(reading, Telling(pieces.append) if is_scalar else told)
+    if is_scalar and is_whole:
         scalar = "".join(pieces)
-        write("{}" if scalar == "null" else scalar)
+        told.tell("{}" if scalar == "null" else scalar)
     return is_whole
 
 
-def json_value(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
-    """A value up to its end, told as it comes. False where the answer ends before. What is in it is not checked: it may be no
-    JSON, where no grammar holds the model to some.
-    """
-    char = yield from reading.peek()
-    if char not in ("{", "[", '"'):
-        while (yield from reading.peek()):
-            end = _SCALAR.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text too
-            write(reading.take(end - reading.at))
-            if end < len(reading.chunk):
-                return True
-        return False
-    nesting = _Nesting()
-    while (yield from reading.peek()):
-        end = nesting.end_in(reading.chunk, reading.at)
-        write(reading.take(end - reading.at))
-        if nesting.is_over:
+def _spelt(text: str) -> str:
+    try:
+        json.loads(text or "{}", parse_constant=_refuse)
+        return text or "{}"
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _value(reading: Reading, told: Telling) -> Parsing[bool]:
+    """A value up to its end, with its white space. False where it is none from some place on, or the answer ends before."""
+    while True:
+        char = yield from _next(reading, told)
+        if char in ("{", "["):
+            told.open(reading.take())
+            if (yield from _next(reading, told)) != told.closing:
+                if char == "{" and not (yield from _key(reading, told)):
+                    return False
+                continue
+        elif char == '"':
+            told.begin_text()
+            reading.take()
+            if not (yield from _characters(reading, told.tell)):
+                return False
+            told.end_text()
+        elif not (yield from _scalar(reading, told)):
+            return False
+        while told.closing:
+            char = yield from _next(reading, told)
+            if char == told.closing:
+                reading.take()
+                told.close()
+                continue
+            if char != ",":
+                return False
+            told.keep(reading.take())
+            if (yield from _next(reading, told)) == told.closing:
+                continue
+            if told.closing == "}" and not (yield from _key(reading, told)):
+                return False
+            break
+        else:
             return True
+
+
+def _next(reading: Reading, told: Telling) -> Parsing[str]:
+    """The next character that is no white space; it stays."""
+    while (char := (yield from reading.peek())) and char in " \t\r\n":
+        end = _SPACE.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        told.keep(reading.take(end - reading.at))
+    return char
+
+
+def _key(reading: Reading, told: Telling) -> Parsing[bool]:
+    """A name and its colon."""
+    if (yield from reading.peek()) != '"':
+        return False
+    told.keep(reading.take())
+    if not (yield from _characters(reading, told.keep)):
+        return False
+    told.keep('"')
+    if (yield from _next(reading, told)) != ":":
+        return False
+    told.keep(reading.take())
+    return True
+
+
+def _scalar(reading: Reading, told: Telling) -> Parsing[bool]:
+    word = ""
+    while (yield from reading.peek()) and len(word) <= _MAX_WORD:
+        end = _WORD.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        word += reading.take(end - reading.at)
+        if end < len(reading.chunk):
+            break
+    scalar = json_scalar(word)
+    if scalar is not None:
+        told.tell(scalar)
+    return scalar is not None
+
+
+def _characters(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
+    """What stands in a string, up to its closing quote, which is taken. False where there is none.
+
+    What JSON would have escaped is escaped: line breaks, and a backslash before what is no escape.
+    """
+    while char := (yield from reading.peek()):
+        end = _PLAIN.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        if end > reading.at:
+            write(reading.take(end - reading.at))
+            continue
+        reading.take()
+        if char == '"':
+            return True
+        if char != "\\":
+            write(json.dumps(char)[1:-1])
+            continue
+        sign = yield from reading.peek()
+        if sign == "u":
+            reading.take()
+            digits = ""
+            while len(digits) < 4 and (yield from reading.peek()) in _HEX:
+                digits += reading.take()
+            if len(digits) == 4 or (yield from reading.peek()):
+                write(("\\u" if len(digits) == 4 else "\\\\u") + digits)
+        elif sign and sign in '"\\/bfnrt':
+            write("\\" + reading.take())
+        elif sign:
+            write("" if sign == "'" else "\\\\")
     return False
 
 
-class _Nesting:
-    """How deep in brackets a text is, and whether in a string."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self._depth = 0
-        self._is_string = False
-        self._is_escaped = False
-
-    def end_in(self, chunk: str, at: int) -> int:
-        """Where the value ends in the next chunk, or the chunk does."""
-        while at < len(chunk):
-            if self._is_escaped:
-                self._is_escaped = False
-                at += 1
-                continue
-            found = (_QUOTE_OR_ESCAPE if self._is_string else _BRACKET_OR_QUOTE).search(chunk, at)
-            if found is None:
-                return len(chunk)
-            at = found.end()
-            match found[0]:
-                case "\\":
-                    self._is_escaped = True
-                case '"':
-                    self._is_string = not self._is_string
-                case "{" | "[":
-                    self._depth += 1
-                case _:
-                    self._depth -= 1
-            if self._depth <= 0 and not self._is_string:
-                self.is_over = True
-                return at
-        return at
-
-
 def _string(reading: Reading) -> Parsing[str | None]:
-    """What a string spells; the next character is its quote. None where it does not end, or is none."""
+    """What a string spells; the next character is its quote. None where it does not end."""
+    reading.take()
     pieces: list[str] = []
-    if not (yield from json_value(reading, pieces.append)):
+    if not (yield from _characters(reading, pieces.append)):
         return None
-    try:
-        text = json.loads("".join(pieces), strict=False)
-    except ValueError:
-        return None
-    return str(text)
+    return str(json.loads(f'"{"".join(pieces)}"'))
 
 
 def _nothing(text: str) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
+from ramet.text.tools.json_calls import json_scalar
 from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.telling import Telling
 
 __all__ = ["pythonic_calls"]
 
 _NAME = re.compile(r"[\w.\-]*")
 _PLAIN = {"'": re.compile(r"[^'\\\x00-\x1f\"]*"), '"': re.compile(r'[^"\\\x00-\x1f]*')}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"'": "'", '"': '\\"', "\\": "\\\\", "/": "/", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
-_MAX_WORD = 400  # characters of a number or a name
 
 
 def pythonic_calls(reading: Reading) -> Parsing[None]:
@@ -38,36 +38,52 @@ def pythonic_calls(reading: Reading) -> Parsing[None]:
 
 
 def _call(reading: Reading) -> Parsing[bool]:
-    """``f(a=1, b=2)``. It is a call once the name of its first argument is there, or its end."""
+    """``f(a=1, b=2)``. It is a call once its first value begins, or at its end; one that breaks off then is one too."""
     name = yield from _name(reading)
     if not name or not (reading.is_forced or name in reading.schemas) or (yield from reading.skip_space()) != "(":
         return False
     reading.take()
-    num_arguments = 0
+    is_called = False
+
+    def argue(text: str) -> None:
+        nonlocal is_called
+        if not is_called:
+            reading.call(name)
+            is_called = True
+        reading.argue(text)
+
+    told = Telling(argue)
+    told.open("{")
+    if (yield from _arguments(reading, told)):
+        reading.take()
+        told.close()
+        reading.end_call()
+    elif is_called:
+        reading.break_off(told.ending)
+    elif reading.is_over and reading.is_cut:
+        reading.call(name)
+        is_called = True
+    return is_called
+
+
+def _arguments(reading: Reading, told: Telling) -> Parsing[bool]:
+    """Up to the closing bracket, which stays. False where they break off."""
+    is_first = True
     while (char := (yield from reading.skip_space())) != ")":
-        if char == "," and num_arguments:
+        if not is_first:
+            if char != ",":
+                return False
             reading.take()
-            char = yield from reading.skip_space()
-            if char == ")":
-                break
+            if (yield from reading.skip_space()) == ")":
+                return True
         key = yield from _name(reading)
         if not key or (yield from reading.skip_space()) != "=":
-            is_cut = reading.is_over and reading.is_cut and not num_arguments
-            if is_cut:
-                reading.call(name)
-            return is_cut or num_arguments > 0
+            return False
         reading.take()
-        if not num_arguments:
-            reading.call(name)
-        reading.argue(("{" if not num_arguments else ", ") + json.dumps(key) + ": ")
-        num_arguments += 1
-        if not (yield from _value(reading)):
-            return True
-    reading.take()
-    if not num_arguments:
-        reading.call(name)
-    reading.argue("}" if num_arguments else "{}")
-    reading.end_call()
+        told.keep(("" if is_first else ", ") + json.dumps(key) + ": ")
+        is_first = False
+        if not (yield from _value(reading, told)):
+            return False
     return True
 
 
@@ -81,47 +97,59 @@ def _name(reading: Reading) -> Parsing[str]:
     return "".join(pieces)
 
 
-def _value(reading: Reading) -> Parsing[bool]:
+def _value(reading: Reading, told: Telling) -> Parsing[bool]:
     """One value, told as JSON as it comes. False where it ends before its time, or is none."""
-    open_brackets: list[str] = []
+    brackets: list[str] = []  # as they are to be closed
     while True:
         char = yield from reading.skip_space()
         if char in _CLOSING:
             reading.take()
-            open_brackets.append(char)
-            reading.argue("{" if char == "{" else "[")
-            continue
-        if open_brackets and char == _CLOSING[open_brackets[-1]]:
-            pass  # an empty one, or a comma behind the last
-        elif char in ("'", '"'):
-            if not (yield from _string(reading)):
-                return False
-        elif not (yield from _scalar(reading)):
-            return False
-        while True:
-            if not open_brackets:
-                return True
-            char = yield from reading.skip_space()
-            if char == _CLOSING[open_brackets[-1]]:
-                reading.take()
-                reading.argue("}" if open_brackets.pop() == "{" else "]")
+            brackets.append(_CLOSING[char])
+            told.open("{" if char == "{" else "[")
+            if (yield from reading.skip_space()) != brackets[-1]:
+                if char == "{" and not (yield from _key(reading, told)):
+                    return False
                 continue
-            if char == ":" and open_brackets[-1] == "{":
+        elif char in ("'", '"'):
+            told.begin_text()
+            if not (yield from _string(reading, told.tell)):
+                return False
+            told.end_text()
+        elif not (yield from _scalar(reading, told)):
+            return False
+        while brackets:
+            char = yield from reading.skip_space()
+            if char == brackets[-1]:
                 reading.take()
-                reading.argue(": ")
-                break
+                brackets.pop()
+                told.close()
+                continue
             if char != ",":
                 return False
             reading.take()
-            char = yield from reading.skip_space()
-            if not char:
+            told.keep(", ")
+            if (yield from reading.skip_space()) == brackets[-1]:
+                continue
+            if told.closing == "}" and not (yield from _key(reading, told)):
                 return False
-            if char != _CLOSING[open_brackets[-1]]:
-                reading.argue(", ")
-                break
+            break
+        else:
+            return True
 
 
-def _scalar(reading: Reading) -> Parsing[bool]:
+def _key(reading: Reading, told: Telling) -> Parsing[bool]:
+    """A name in quotes and its colon."""
+    if (yield from reading.peek()) not in ("'", '"'):
+        return False
+    told.keep('"')
+    if not (yield from _string(reading, told.keep)) or (yield from reading.skip_space()) != ":":
+        return False
+    reading.take()
+    told.keep('": ')
+    return True
+
+
+def _scalar(reading: Reading, told: Telling) -> Parsing[bool]:
     """A number, or the name of a constant: Python's or JSON's. False for all else."""
     sign = ""
     if (yield from reading.peek()) in ("-", "+"):
@@ -129,30 +157,25 @@ def _scalar(reading: Reading) -> Parsing[bool]:
     word = sign + (yield from _name(reading))
     if word[-1:] in ("e", "E") and (yield from reading.peek()) == "+":
         word += reading.take() + (yield from _name(reading))
-    if len(word) > _MAX_WORD:
-        return False
-    word = _WORDS.get(word, word)
-    if word not in ("true", "false", "null") and not _NUMBER.fullmatch(word):
-        return False
-    reading.argue(word)
-    return True
+    scalar = json_scalar(word)
+    if scalar is not None:
+        told.tell(scalar)
+    return scalar is not None
 
 
-def _string(reading: Reading) -> Parsing[bool]:
-    """``'...'`` or ``"..."``, as a JSON string. False where it does not end."""
+def _string(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
+    """What stands in ``'...'`` or ``"..."``, as JSON writes it. False where it does not end."""
     quote = reading.take()
     plain = _PLAIN[quote]
-    reading.argue('"')
     while char := (yield from reading.peek()):
         end = plain.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
         if end > reading.at:
-            reading.argue(reading.take(end - reading.at))
+            write(reading.take(end - reading.at))
             continue
         reading.take()
         if char == quote:
-            reading.argue('"')
             return True
-        reading.argue((yield from _escape(reading)) if char == "\\" else json.dumps(char)[1:-1])
+        write((yield from _escape(reading)) if char == "\\" else json.dumps(char)[1:-1])
     return False
 
 

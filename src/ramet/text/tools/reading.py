@@ -54,7 +54,8 @@ class Reading:
     White space at the end of reasoning and text is kept back until more of it comes, and dropped where a call or the text
     comes instead; so is white space that follows these two.
 
-    ``hold`` begins to keep what is taken, until it is known what that was.
+    ``break_off`` ends a call whose arguments are no more what they should be; text is dropped from there on, until the next call,
+    or the mark at its end. ``hold`` begins to keep what is taken, until it is known what that was.
     ``schemas`` are those of the parameters of the tools there are, by their names; ``is_forced``: the answer is sure to be calls.
     ``is_cut`` says, at the end, that the answer was ended in its midst.
     """
@@ -75,6 +76,7 @@ class Reading:
         self._held: list[str] = []
         self._held_from = 0
         self._holds_mark = False
+        self.is_broken = False
 
     # ---- taking
 
@@ -143,7 +145,9 @@ class Reading:
             self._write(self._kind, "".join(self._spaces))
         self._trims, self._spaces = False, []
         while (yield from self.peek()):
-            self._write(self._kind, self.take(len(self.chunk) - self.at))
+            text = self.take(len(self.chunk) - self.at)
+            if not self.is_broken:
+                self._write(self._kind, text)
 
     # ---- holding
 
@@ -173,6 +177,8 @@ class Reading:
 
     def say(self, text: str) -> None:
         """More of the reasoning or the text."""
+        if self.is_broken:
+            return
         body = text.rstrip()
         if not body:
             if text:
@@ -190,6 +196,7 @@ class Reading:
     def call(self, name: str) -> None:
         """A call of a tool begins; what is held was its markup."""
         self.drop()
+        self.is_broken = False
         self.begin("text")
         self.parts.append(Part("call", name))
         self._deltas.append(Delta(len(self.parts) - 1, "call", "", name))
@@ -201,6 +208,20 @@ class Reading:
 
     def end_call(self) -> None:
         self.parts[-1].is_whole = True
+
+    def break_off(self, ending: str) -> None:
+        """The last call's arguments go no further; ``ending`` makes them whole, where the answer was not cut."""
+        if not (self.is_over and self.is_cut):
+            self.argue(ending)
+        self.is_broken = True
+
+    def end_mark(self) -> None:
+        """The mark that is held ends the call before it, be that broken, or it is text."""
+        if self.is_broken or (self._trims and self.parts and self.parts[-1].kind == "call"):
+            self.is_broken = False
+            self.drop()
+        else:
+            self.release()
 
     def end(self) -> None:
         """White space that no more came behind is text, but not reasoning, and nothing behind a call."""

@@ -10,16 +10,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
+from ramet.text.tools.json_calls import WORDS
 from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.telling import Telling
 
-__all__ = ["kinds_of", "xml_call"]
+__all__ = ["kinds_of", "xml_call", "xml_value"]
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _ENDS = ("</function>", "</tool_call>")
-_VALUE_ENDS = "</parameter>"
 _NAME = re.compile(r"[^<>\n]*")
 _PLAIN = re.compile(r"(?:[^<\n]|<(?=[^/])|\n(?=[^<]))*")  # what is certain to be neither the end tag nor the line break before it
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _MAX_NAME = 200
 
 
@@ -41,43 +41,37 @@ def kinds_of(schema: object) -> frozenset[str]:
     return frozenset(found)
 
 
-def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[bool]:
-    """One call, behind its ``<function=``, which is held; whether it came to its own end. What turns out to be none is text.
+def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
+    """One call, behind its ``<function=``, which is held. What turns out to be none is text.
 
     ``is_marked``: another mark before it says that it is one, whatever its name.
     """
     name = yield from _name(reading)
     if not name or not (is_marked or reading.is_forced or name in reading.schemas):
         reading.release()
-        return False
+        return
     reading.call(name)
     properties = reading.schemas.get(name, {}).get("properties")
-    num_arguments = 0
+    told = Telling(reading.argue)
+    told.open("{")
+    separator = ""
     while True:
         yield from reading.skip_space()
         reading.hold(is_mark=True)
         mark = yield from reading.word((_PARAMETER, *_ENDS))
         if mark in _ENDS:
             reading.drop()
-            reading.argue(_end_of(num_arguments))
+            told.close()
             reading.end_call()
-            return mark == _ENDS[0]
+            return
         key = (yield from _name(reading)) if mark else ""
-        if not key:
-            if (yield from reading.peek()):  # not cut short: what comes is none of the call, whose arguments are these
-                reading.argue(_end_of(num_arguments))
-            reading.release()
-            return False
         reading.drop()
+        told.keep(separator + json.dumps(key, ensure_ascii=False) + ": ")
+        separator = ", "
         schema = properties.get(key, {"type": "string"}) if isinstance(properties, Mapping) else {"type": "string"}
-        reading.argue(("{" if not num_arguments else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-        num_arguments += 1
-        if not (yield from _argument(reading, schema)):
-            return False
-
-
-def _end_of(num_arguments: int) -> str:
-    return "}" if num_arguments else "{}"
+        if not key or not (yield from xml_value(reading, told, schema)):
+            reading.break_off(told.ending or "{}")
+            return
 
 
 def _name(reading: Reading) -> Parsing[str]:
@@ -96,26 +90,26 @@ def _name(reading: Reading) -> Parsing[str]:
     return name.strip()
 
 
-def _argument(reading: Reading, schema: object) -> Parsing[bool]:
+def xml_value(reading: Reading, told: Telling, schema: object, end: str = "</parameter>") -> Parsing[bool]:
     """A value to its end tag, told as JSON. False where the answer ends before."""
     kinds = kinds_of(schema)
     if "string" in kinds and "null" not in kinds:
-        reading.argue('"')
-        is_whole = yield from _value(reading, lambda text: reading.argue(json.dumps(text, ensure_ascii=False)[1:-1]))
+        told.begin_text()
+        is_whole = yield from _value(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end)
         if is_whole:
-            reading.argue('"')
+            told.end_text()
         return is_whole
     pieces: list[str] = []
-    is_whole = yield from _value(reading, pieces.append)
+    is_whole = yield from _value(reading, pieces.append, end)
     if is_whole:
-        reading.argue(_meant("".join(pieces), is_text="string" in kinds))
+        told.tell(_meant("".join(pieces), is_text="string" in kinds))
     return is_whole
 
 
 def _meant(text: str, *, is_text: bool) -> str:
     """The JSON that a value stands for; what is none is a text, and of one that may be a text only ``null`` is not."""
     word = text.strip()
-    word = _WORDS.get(word, word)
+    word = WORDS.get(word, word)
     if not is_text or word == "null":
         try:
             json.loads(word, parse_constant=_no_constant)
@@ -129,7 +123,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _value(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
+def _value(reading: Reading, write: Callable[[str], None], end_tag: str) -> Parsing[bool]:
     """All up to the end tag, which is taken, without the line breaks beside the tags. False where there is none."""
     if (yield from reading.peek()) == "\n":
         reading.take()
@@ -144,9 +138,9 @@ def _value(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:
             kept = reading.take()
         else:
             taken = ""
-            while taken != _VALUE_ENDS and (yield from reading.peek()) == _VALUE_ENDS[len(taken)]:
+            while taken != end_tag and (yield from reading.peek()) == end_tag[len(taken)]:
                 taken += reading.take()
-            if taken == _VALUE_ENDS:
+            if taken == end_tag:
                 return True
             if reading.is_over and reading.at == len(reading.chunk):  # the beginning of a tag is none of the value
                 return False
