@@ -5,8 +5,10 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
-#elif defined(RAMET_AMX)
+#elif defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(RAMET_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -14,6 +16,11 @@
 namespace ramet {
 #if defined(RAMET_AMX)
 namespace amx {
+extern const Ops table;
+}
+#endif
+#if defined(RAMET_AVX_VNNI)
+namespace avx_vnni {
 extern const Ops table;
 }
 #endif
@@ -48,8 +55,17 @@ bool has_amx() {
 }
 #endif
 
+#if defined(RAMET_AVX_VNNI)
+// Asked where avx2 is there, so the system saves its registers. Not every compiler has a name for this one.
+bool has_avx_vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+}
+#endif
+
 struct Available {
-  const Ops* tables[5] = {};
+  const Ops* tables[6] = {};
 
   Available() {
     int n = 0;
@@ -63,7 +79,12 @@ struct Available {
 #endif
       tables[n++] = &avx512::table;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables[n++] = &avx2::table;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+#if defined(RAMET_AVX_VNNI)
+      if (has_avx_vnni()) tables[n++] = &avx_vnni::table;
+#endif
+      tables[n++] = &avx2::table;
+    }
 #elif defined(__aarch64__) && defined(__linux__)
     if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) tables[n++] = &neon::table;
 #elif defined(__aarch64__)

@@ -55,6 +55,10 @@ PEAK(avx512_int16, "avx512f", __m512, "v", kChains512, "vpdpwssd %3, %2, %0")
 PEAK(avx512_int8, "avx512f", __m512, "v", kChains512, "vpdpbusd %3, %2, %0")
 PEAK(avx2_fp32, "avx2", __m256, "x", kChains256, "vfmadd231ps %3, %2, %0")
 PEAK(avx2_int16, "avx2", __m256, "x", kChains256, "vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0")
+#if defined(RAMET_AVX_VNNI)
+PEAK(avx_vnni_int16, "avxvnni", __m256, "x", kChains256, "%{vex%} vpdpwssd %3, %2, %0")
+PEAK(avx_vnni_int8, "avxvnni", __m256, "x", kChains256, "%{vex%} vpdpbusd %3, %2, %0")
+#endif
 
 bool has_avx512_bf16() { return __builtin_cpu_supports("avx512bf16") != 0; }
 #elif defined(__aarch64__)
@@ -102,6 +106,10 @@ const Peak kPeaks[] = {
     {"avx512", "bf16", "vdpbf16ps", kChains512 * 64, avx512_bf16, has_avx512_bf16},
     {"avx512", "int16", "vpdpwssd", kChains512 * 64, avx512_int16},
     {"avx512", "int8", "vpdpbusd", kChains512 * 128, avx512_int8},
+#if defined(RAMET_AVX_VNNI)
+    {"avx_vnni", "int16", "vpdpwssd", kChains256 * 32, avx_vnni_int16},
+    {"avx_vnni", "int8", "vpdpbusd", kChains256 * 64, avx_vnni_int8},
+#endif
     {"avx2", "fp32", "vfmadd231ps", kChains256 * 16, avx2_fp32},
     {"avx2", "int16", "vpmaddwd + vpaddd", kChains256 * 32, avx2_int16},
 #elif defined(__aarch64__)

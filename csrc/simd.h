@@ -6,7 +6,7 @@
 // everything here is static, so that no code built for one set can be linked into another.
 #pragma once
 #ifndef RAMET_ISA
-#error "compile with -DRAMET_ISA=avx512, avx2, neon or generic, and -DRAMET_SIMD naming its header"
+#error "compile with -DRAMET_ISA=avx512, avx_vnni, avx2, neon or generic, and -DRAMET_SIMD naming its header"
 #endif
 #include RAMET_SIMD
 

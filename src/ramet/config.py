@@ -176,7 +176,9 @@ class RunnerConfig:
         "Left out: the cores this process is bound to, or its container's quota.",
         unset="all cores",
     )
-    isa: str | None = _option(None, "instruction set of the kernels", "amx, avx512, avx2, neon or generic.", unset="best")
+    isa: str | None = _option(
+        None, "instruction set of the kernels", "amx, avx512, avx_vnni, avx2, neon or generic.", unset="best"
+    )
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)

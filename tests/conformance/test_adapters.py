@@ -1,4 +1,4 @@
-"""Adapters in programs x cpu on each instruction set, 1 and 2 threads: the bits of the operations, in any company."""
+"""Adapters in programs x cpu on each instruction set: the bits of the operations, in any company."""
 
 from __future__ import annotations
 

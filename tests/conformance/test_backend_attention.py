@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.instruction_sets import CPUS
 from support.kv_layers import KV_FORMATS, unwritten_kv
 from support.sampling_rows import rows_of
 
@@ -18,7 +19,6 @@ from ramet.kernels.reference import ReferenceBackend, bf16_to_f32, f32_to_bf16, 
 from ramet.kernels.registry import make_backend
 
 REFERENCE = ReferenceBackend()
-CPUS = [(isa, threads) for isa in _native.isas() for threads in (1, 2)]
 NONE = np.zeros(0, np.int32)
 
 

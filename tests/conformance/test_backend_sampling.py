@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.instruction_sets import CPUS
 from support.sampling_rows import rows_of
 
 from ramet import _native
@@ -29,7 +30,7 @@ LARGEST = float(np.finfo(np.float32).max)
 SIZES = [*range(1, 71), 255, 256, 257, 511, 513, 1024, 4095, 9000]
 
 
-@pytest.fixture(scope="module", params=[(isa, threads) for isa in _native.isas() for threads in (1, 2)], ids=str)
+@pytest.fixture(scope="module", params=CPUS, ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     isa, threads = request.param
     return make_backend("cpu", threads=threads, isa=isa)

@@ -1,4 +1,4 @@
-"""Programs x cpu on each instruction set, 1 and 2 threads: the bits of the operations that they are made of, in each row."""
+"""Programs x cpu on each instruction set: the bits of the operations that they are made of, in each row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from support.instruction_sets import CPUS
 from support.kv_layers import KV_FORMATS, unwritten_kv
-from test_backend import CPUS, REFERENCE, make_weight, normal, same_bits
+from test_backend import REFERENCE, make_weight, normal, same_bits
 
 from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import Backend, KVFormat, KVLayer, WeightFormat

@@ -13,7 +13,8 @@ __all__ = ["SEVERAL", "Limits", "Rates", "Work", "far_bytes", "linear_work", "pe
 
 SEVERAL = 3  # windows of which the best is a limit: a neighbour can only make a machine look slower
 _FAR_BYTES = 1 << 30
-_BUILT_ON = {"amx": ("amx", "avx512")}  # sets that have the instructions of another one too
+# Sets that have the instructions of another one too.
+_BUILT_ON = {"amx": ("amx", "avx512"), "avx_vnni": ("avx_vnni", "avx2")}
 
 
 @dataclass(frozen=True, slots=True)
