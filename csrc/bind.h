@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "sampling.h"
 
 namespace ramet {
 
@@ -28,6 +29,9 @@ int64_t dim(const A& array, size_t i) {
 
 KV to_kv(const Store& keys, const Store& values);
 Scoring to_scoring(float scale, std::optional<int64_t> window, std::optional<float> cap);
+// What choosing a token of each row of logits takes and gives, backend.py's Choosing and Picks in one:
+// sampling, rows, draws, token ids, faults and their sizes. The caller keeps them.
+SampleArgs to_sample_args(const float* logits, size_t num_rows, size_t vocab_size, const nb::tuple& choosing);
 void bind_automaton(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_program(nb::module_& m);

@@ -116,19 +116,24 @@ void make_program(Program* self, const std::vector<int64_t>& widths, const nb::t
   new (self) Program(widths, std::move(steps), result);
 }
 
-void run(Program& self, Kernels& kernels, const Feed& feed, const Array<float, 2>& out) {
+// `choosing`, where it is not None, is what `to_sample_args` takes: the result's rows are logits then.
+void run(Program& self, Kernels& kernels, const Feed& feed, const Array<float, 2>& out,
+         const std::optional<nb::tuple>& choosing) {
   self.check(feed);
   require(dim(out, 0) == self.num_results(feed) && dim(out, 1) == self.result_width(),
           "out has the rows and the width of the result");
+  std::optional<SampleArgs> chosen;
+  if (choosing) chosen = to_sample_args(out.data(), out.shape(0), out.shape(1), *choosing);
   const nb::gil_scoped_release release;
   const Kernels::Turn turn(kernels);
   self.run(kernels, feed, out.data());
+  if (chosen) kernels.sample(*chosen);
 }
 
 void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids& slots, const Ids& wanted,
                 const Array<const float, 2>& cos, const Array<const float, 2>& sin, const Plan& plan,
                 const Layers& layers, const Ids& adapter_of, const nb::list& adapters,
-                const Array<float, 2>& out) {
+                const Array<float, 2>& out, const std::optional<nb::tuple>& choosing) {
   require(slots.size() == token_ids.size(), "there is a slot for each token");
   require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin are of one shape");
   Feed feed;
@@ -143,11 +148,12 @@ void run_tokens(Program& self, Kernels& kernels, const Ids& token_ids, const Ids
   for (const nb::handle adapter : adapters) feed.adapters.push_back(&nb::cast<const Adapter&>(adapter));
   require(adapters.size() == 0 || adapter_of.size() == token_ids.size(), "each token has an adapter or none");
   feed.adapter_of = adapter_of.data();
-  run(self, kernels, feed, out);
+  run(self, kernels, feed, out, choosing);
 }
 
 void run_rows(Program& self, Kernels& kernels, const Array<const float, 2>& rows,
-              const std::optional<Array<const uint32_t, 2>>& outputs, const Array<float, 2>& out) {
+              const std::optional<Array<const uint32_t, 2>>& outputs, const Array<float, 2>& out,
+              const std::optional<nb::tuple>& choosing) {
   Feed feed;
   if (outputs) {
     require(dim(*outputs, 0) == dim(rows, 0), "outputs have a row for each row");
@@ -156,7 +162,7 @@ void run_rows(Program& self, Kernels& kernels, const Array<const float, 2>& rows
   feed.num_rows = dim(rows, 0);
   feed.loaded = rows.data();
   feed.loaded_width = dim(rows, 1);
-  run(self, kernels, feed, out);
+  run(self, kernels, feed, out, choosing);
 }
 
 }  // namespace
@@ -173,9 +179,9 @@ void bind_program(nb::module_& m) {
       .def("__init__", &make_program, nb::keep_alive<1, 3>())
       .def("run_tokens", &run_tokens, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
-           nb::arg().noconvert(), nb::arg(), nb::arg().noconvert())
+           nb::arg().noconvert(), nb::arg(), nb::arg().noconvert(), nb::arg().none())
       .def("run_rows", &run_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert().none(),
-           nb::arg().noconvert())
+           nb::arg().noconvert(), nb::arg().none())
       .def("profile", &Program::profile)
       .def("profiled", &Program::profiled);
 }

@@ -80,29 +80,8 @@ SamplingRows to_sampling(const Attributes& of, size_t n) {
   return s;
 }
 
-void sample(Kernels& self, const Array<const float, 2>& logits, const nb::object& sampling, int64_t first_row,
-            const Row<double>& draws, const Array<int32_t, 1>& token_ids, const Array<int32_t, 1>& faults,
-            const Array<int64_t, 1>& fault_sizes) {
-  const size_t num_rows = logits.shape(0);
-  require(logits.shape(1) > 0 && logits.shape(1) < (size_t{1} << 31),
-          "logits are float32[R, V], V at least 1");
-  require(draws.size() == num_rows, "draws have one for each row of logits");
-  require(token_ids.size() == num_rows && faults.size() == num_rows && fault_sizes.size() == num_rows,
-          "token_ids, faults and fault_sizes have one for each row of logits");
-  const Attributes attributes(sampling);
-  const size_t num_params = attributes.row<float>("temperature").size();
-  require(first_row >= 0 && num_rows <= num_params && static_cast<size_t>(first_row) <= num_params - num_rows,
-          "rows are places in sampling");
-  SampleArgs args{};
-  args.logits = logits.data();
-  args.num_rows = static_cast<int64_t>(num_rows);
-  args.vocab_size = static_cast<int64_t>(logits.shape(1));
-  args.sampling = to_sampling(attributes, num_params);
-  args.first_row = first_row;
-  args.draws = draws.data();
-  args.token_ids = token_ids.data();
-  args.faults = reinterpret_cast<RowFault*>(faults.data());
-  args.fault_sizes = fault_sizes.data();
+void sample(Kernels& self, const Array<const float, 2>& logits, const nb::tuple& choosing) {
+  const SampleArgs args = to_sample_args(logits.data(), logits.shape(0), logits.shape(1), choosing);
   const nb::gil_scoped_release release;
   const Kernels::Turn turn(self);
   self.sample(args);
@@ -150,15 +129,44 @@ void uniforms(const Row<uint64_t>& seeds, const Row<int32_t>& sample_indices, co
   }
 }
 
+template <class T>
+Array<T, 1> of_rows(const nb::handle& values, size_t num_rows) {
+  Array<T, 1> found;
+  require(nb::try_cast(values, found, false) && found.size() == num_rows,
+          "rows, draws, token_ids, faults and fault_sizes have one for each row of logits");
+  return found;
+}
+
 }  // namespace
+
+SampleArgs to_sample_args(const float* logits, size_t num_rows, size_t vocab_size,
+                          const nb::tuple& choosing) {
+  require(vocab_size > 0 && vocab_size < (size_t{1} << 31), "logits are float32[R, V], V at least 1");
+  require(choosing.size() == 6, "choosing is sampling, rows, draws, token_ids, faults and fault_sizes");
+  const Attributes attributes(choosing[0]);
+  const size_t num_params = attributes.row<float>("temperature").size();
+  SampleArgs args{};
+  args.logits = logits;
+  args.num_rows = static_cast<int64_t>(num_rows);
+  args.vocab_size = static_cast<int64_t>(vocab_size);
+  args.sampling = to_sampling(attributes, num_params);
+  args.rows = of_rows<const int32_t>(choosing[1], num_rows).data();
+  args.draws = of_rows<const double>(choosing[2], num_rows).data();
+  args.token_ids = of_rows<int32_t>(choosing[3], num_rows).data();
+  args.faults = reinterpret_cast<RowFault*>(of_rows<int32_t>(choosing[4], num_rows).data());
+  args.fault_sizes = of_rows<int64_t>(choosing[5], num_rows).data();
+  for (size_t i = 0; i < num_rows; ++i) {
+    require(args.rows[i] >= 0 && static_cast<size_t>(args.rows[i]) < num_params,
+            "rows are places in sampling");
+  }
+  return args;
+}
 
 void bind_sampling(nb::module_& m, nb::class_<Kernels>& kernels) {
   m.def("uniforms", &uniforms, nb::arg("seeds").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
         nb::arg().noconvert(),
         "Random numbers in [0, 1), each a function of its seed, sample index and position.");
-  kernels
-      .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg(), nb::arg().noconvert(),
-           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
+  kernels.def("sample", &sample, nb::arg("logits").noconvert(), nb::arg())
       .def("logprobs", &logprobs, nb::arg("logits").noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert());
 }

@@ -35,7 +35,7 @@ struct SampleArgs {
   const float* logits;  // [num_rows][vocab_size]
   int64_t num_rows, vocab_size;
   SamplingRows sampling;
-  int64_t first_row;     // place in `sampling` of the first
+  const int32_t* rows;   // [num_rows] places in `sampling`
   const double* draws;   // [num_rows] in [0, 1)
   int32_t* token_ids;    // [num_rows] -1 where there is a fault
   RowFault* faults;      // [num_rows]

@@ -254,7 +254,7 @@ static int64_t first_of(const Work& w, float score) {
 void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   Work w(memory, args.vocab_size);
   const SamplingRows& s = args.sampling;
-  const int64_t row = args.first_row + i;
+  const int64_t row = args.rows[i];
   const float* const logits = args.logits + i * args.vocab_size;
   const auto fail = [&](RowFault fault, int64_t size) {
     args.token_ids[i] = -1;

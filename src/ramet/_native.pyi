@@ -11,6 +11,7 @@ from ramet.core.ids import Float32, Int32, Int64, UInt32
 from ramet.kernels.backend import WeightFormat
 
 _Array = npt.NDArray[np.generic]
+_Choosing = tuple[RowSampling, Int32, npt.NDArray[np.float64], Int32, Int32, Int64]  # kernels/backend.py: Choosing and Picks
 
 # Rows of tokens as bytes of int32; offsets and results are in bytes of whole tokens.
 def common_prefix(tokens: bytes, start: int, other: bytes) -> int: ...
@@ -88,16 +89,7 @@ class Kernels:
         cap: float | None,
         out: Float32,
     ) -> None: ...
-    def sample(
-        self,
-        logits: Float32,
-        sampling: RowSampling,
-        first_row: int,
-        draws: npt.NDArray[np.float64],
-        token_ids: Int32,
-        faults: Int32,
-        fault_sizes: Int64,
-    ) -> None: ...
+    def sample(self, logits: Float32, choosing: _Choosing) -> None: ...
     def logprobs(
         self,
         logits: Float32,
@@ -142,8 +134,11 @@ class Program:
         adapter_of: Int32,
         adapters: list[Adapter],
         out: Float32,
+        choosing: _Choosing | None,
     ) -> None: ...
-    def run_rows(self, kernels: Kernels, rows: Float32, outputs: UInt32 | None, out: Float32) -> None: ...
+    def run_rows(
+        self, kernels: Kernels, rows: Float32, outputs: UInt32 | None, out: Float32, choosing: _Choosing | None
+    ) -> None: ...
     def profile(self, on: bool) -> None: ...
     def profiled(self) -> dict[str, int]: ...
 

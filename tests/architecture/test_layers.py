@@ -8,7 +8,7 @@ import pytest
 from source_tree import Module, imports, planted, source_modules
 
 LAYERS = [
-    {"core", "config", "errors"},
+    {"core", "config", "errors", "interrupt"},
     {"kernels", "_native"},
     {"kv", "structured", "text", "model"},
     {"schedule", "runner"},

@@ -17,7 +17,7 @@ from support.sampling_rows import rows_of
 from ramet import _native
 from ramet.core.batch import RowSampling
 from ramet.core.ids import Float32
-from ramet.kernels.backend import Backend, Picks, RowFault
+from ramet.kernels.backend import Backend, Choosing, Picks, RowFault
 from ramet.kernels.reference import ReferenceBackend
 from ramet.kernels.reference_sampling import _nucleus
 from ramet.kernels.registry import make_backend
@@ -61,7 +61,7 @@ def draws_of(sampling: RowSampling) -> np.ndarray:
 
 
 def pick(backend: Backend, logits: Float32, sampling: RowSampling, draws: np.ndarray) -> Picks:
-    return backend.sample(logits, sampling, 0, draws)
+    return backend.sample(logits, Choosing(sampling, np.arange(len(logits), dtype=np.int32), draws))
 
 
 def agrees(token_id: int, logits: Float32, sampling: RowSampling, u: float) -> bool:
@@ -275,23 +275,25 @@ def test_unknown_ids_are_named(backend: Backend, unknown: int) -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused(backend: Backend) -> None:
-    logits, sampling, first_row, draws = np.zeros((2, 9), np.float32), rows_of({}, {}), 0, np.zeros(2)
+    logits, sampling, rows, draws = np.zeros((2, 9), np.float32), rows_of({}, {}), np.arange(2, dtype=np.int32), np.zeros(2)
     broken: list[tuple[Any, ...]] = [
-        (logits, sampling, 1, draws),
-        (logits, sampling, -1, draws),
-        (logits, sampling, first_row, draws[:1]),
-        (logits, replace(sampling, top_k=sampling.top_k.astype(np.int64)), first_row, draws),
-        (logits, replace(sampling, top_p=sampling.top_p[:1]), first_row, draws),
-        (logits, replace(sampling, bias_indptr=np.array([0, 0, 1], np.int32)), first_row, draws),
-        (logits, replace(sampling, banned_indptr=np.array([0, -1, 0], np.int32)), first_row, draws),
-        (logits, replace(sampling, mask_indptr=np.array([0, 1, 1], np.int32)), first_row, draws),
-        (logits, replace(sampling, history_prompt_lens=np.array([0, 1], np.int32)), first_row, draws),
-        (np.zeros((2, 0), np.float32), sampling, first_row, draws),
+        (logits, sampling, rows + np.int32(1), draws),
+        (logits, sampling, rows - np.int32(1), draws),
+        (logits, sampling, rows[:1], draws),
+        (logits, sampling, rows.astype(np.int64), draws),
+        (logits, sampling, rows, draws[:1]),
+        (logits, replace(sampling, top_k=sampling.top_k.astype(np.int64)), rows, draws),
+        (logits, replace(sampling, top_p=sampling.top_p[:1]), rows, draws),
+        (logits, replace(sampling, bias_indptr=np.array([0, 0, 1], np.int32)), rows, draws),
+        (logits, replace(sampling, banned_indptr=np.array([0, -1, 0], np.int32)), rows, draws),
+        (logits, replace(sampling, mask_indptr=np.array([0, 1, 1], np.int32)), rows, draws),
+        (logits, replace(sampling, history_prompt_lens=np.array([0, 1], np.int32)), rows, draws),
+        (np.zeros((2, 0), np.float32), sampling, rows, draws),
     ]
     for arguments in broken:
         with pytest.raises(ValueError, match=r"sampling|rows|logits"):
-            backend.sample(*arguments)
-    assert backend.sample(logits, sampling, first_row, draws).token_ids.tolist() == [0, 0]
+            backend.sample(arguments[0], Choosing(*arguments[1:]))
+    assert backend.sample(logits, Choosing(sampling, rows, draws)).token_ids.tolist() == [0, 0]
 
 
 # --- logprobs ------------------------------------------------------------------------------------------------------------

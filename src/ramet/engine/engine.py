@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from ramet.core.adapters import NO_ADAPTER_STORE, AdapterStore
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
@@ -29,8 +31,7 @@ _MOST_COMPILING = 64
 _PATIENCE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True):
     """``num_open_requests`` have not told their end yet."""
 
     num_open_requests: int

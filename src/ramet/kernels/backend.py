@@ -30,6 +30,7 @@ __all__ = [
     "KV_SCALE_BYTES",
     "AttentionPlan",
     "Backend",
+    "Choosing",
     "FloatFormat",
     "KVFormat",
     "KVLayer",
@@ -126,6 +127,21 @@ class RowFault(IntEnum):
     NOT_FINITE = 1
     NONE_LEFT = 2
     UNKNOWN_ID = 3
+
+
+class Choosing(NamedTuple):
+    """How a token is chosen for each of R rows of logits.
+
+    Row i has the parameters of row ``rows[i]`` of ``sampling`` and the random number ``draws[i]``, in [0, 1).
+    """
+
+    sampling: RowSampling
+    rows: Int32
+    draws: npt.NDArray[np.float64]
+
+    def of(self, places: slice | Int32) -> Choosing:
+        """For some of the R rows."""
+        return Choosing(self.sampling, self.rows[places], self.draws[places])
 
 
 class Picks(NamedTuple):
@@ -266,11 +282,8 @@ class Backend(Protocol):
         """
         ...
 
-    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
-        """Choose a token for each row of float32[R, V] (``reference_sampling.py`` says how).
-
-        Logits row i has the parameters of row ``first_row + i`` of ``sampling`` and the random number ``draws[i]`` in [0, 1).
-        """
+    def sample(self, logits: Float32, choosing: Choosing) -> Picks:
+        """Choose a token for each row of float32[R, V] (``reference_sampling.py`` says how)."""
         ...
 
     def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ramet.core.ids import Float32, UInt32
-from ramet.kernels.backend import Backend
+from ramet.kernels.backend import Backend, Choosing, Picks
 from ramet.kernels.program import (
     Adapt,
     Add,
@@ -46,6 +46,14 @@ class ComposedProgram:
 
     def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
         return _Run(self._backend, None, rows).result(self._program)
+
+    def choose_tokens(self, feed: TokenFeed, choosing: Choosing) -> tuple[Float32, Picks]:
+        logits = self.run_tokens(feed)
+        return logits, self._backend.sample(logits, choosing)
+
+    def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
+        logits = self.run_rows(rows, outputs)
+        return logits, self._backend.sample(logits, choosing)
 
 
 class _Run:

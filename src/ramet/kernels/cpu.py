@@ -8,12 +8,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ramet import _native
-from ramet.core.batch import Batch, PageCopies, RowSampling
+from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight, Picks, Piece, RowLogprobs, Weight, WeightFormat
+from ramet.kernels.backend import (
+    AttentionPlan,
+    Choosing,
+    KVLayer,
+    PackedWeight,
+    Picks,
+    Piece,
+    RowLogprobs,
+    Weight,
+    WeightFormat,
+)
 from ramet.kernels.cpu_program import CpuProgram
 from ramet.kernels.program import Program
 
@@ -141,9 +150,9 @@ class CpuBackend:
         self._kernels.attention(q, layer.keys, layer.values, plan, scale, window, cap, out)  # type: ignore[arg-type]
         return out
 
-    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
+    def sample(self, logits: Float32, choosing: Choosing) -> Picks:
         picks = Picks.empty(len(logits))
-        self._kernels.sample(logits, sampling, first_row, draws, picks.token_ids, picks.faults, picks.fault_sizes)
+        self._kernels.sample(logits, (*choosing, *picks))
         return picks
 
     def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from ramet import _native
-from ramet.core.ids import Float32, UInt32
-from ramet.kernels.backend import KVLayer
+from ramet.core.batch import RowSampling
+from ramet.core.ids import Float32, Int32, Int64, UInt32
+from ramet.kernels.backend import Choosing, KVLayer, Picks
 from ramet.kernels.program import (
     Adapt,
     Adapter,
@@ -39,6 +42,8 @@ from ramet.kernels.program import (
 
 __all__ = ["CpuProgram"]
 
+_NativeChoosing: TypeAlias = tuple[RowSampling, Int32, npt.NDArray[np.float64], Int32, Int32, Int64]  # Choosing and Picks
+
 
 class CpuProgram:
     """``CompiledProgram`` of csrc/program.h. Raises ``ValueError`` where the steps do not fit together.
@@ -54,16 +59,44 @@ class CpuProgram:
         self._program = _native.Program(registers.widths, steps, result)
         self._width = program.result.width
         self._takes_rows = any(isinstance(step, TakeRows) for step in program.steps)
+        self._room: Float32 = np.empty((0, self._width), np.float32)
         self._kv_layers: Sequence[KVLayer] = ()
         self._native_layers = _native.Layers([])
         self._adapters: WeakKeyDictionary[Adapter, _native.Adapter] = WeakKeyDictionary()
 
     def run_tokens(self, feed: TokenFeed) -> Float32:
+        out: Float32 = np.empty((self._num_results(feed), self._width), np.float32)
+        self._run_tokens(feed, out, None)
+        return out
+
+    def choose_tokens(self, feed: TokenFeed, choosing: Choosing) -> tuple[Float32, Picks]:
+        logits, picks = self._logits(self._num_results(feed)), Picks.empty(len(choosing.rows))
+        self._run_tokens(feed, logits, (*choosing, *picks))
+        return logits, picks
+
+    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
+        out: Float32 = np.empty((len(rows), self._width), np.float32)
+        self._program.run_rows(self._kernels, rows, outputs, out, None)
+        return out
+
+    def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
+        logits, picks = self._logits(len(rows)), Picks.empty(len(choosing.rows))
+        self._program.run_rows(self._kernels, rows, outputs, logits, (*choosing, *picks))
+        return logits, picks
+
+    def _num_results(self, feed: TokenFeed) -> int:
+        return len(feed.wanted if self._takes_rows else feed.token_ids)
+
+    def _logits(self, num_rows: int) -> Float32:
+        """Memory that stays: to get millions of floats anew from the system at each step takes longer than to choose of them."""
+        if len(self._room) < num_rows:
+            self._room = np.empty((num_rows, self._width), np.float32)
+        return self._room[:num_rows]
+
+    def _run_tokens(self, feed: TokenFeed, out: Float32, choosing: _NativeChoosing | None) -> None:
         if feed.kv_layers is not self._kv_layers:  # a hundred arrays to check, and they stay the same
             self._native_layers = _native.Layers([(layer.keys, layer.values) for layer in feed.kv_layers])
             self._kv_layers = feed.kv_layers
-        rows = feed.wanted if self._takes_rows else feed.token_ids
-        out: Float32 = np.empty((len(rows), self._width), np.float32)
         self._program.run_tokens(
             self._kernels,
             feed.token_ids,
@@ -76,8 +109,8 @@ class CpuProgram:
             feed.adapters.of_rows,
             [self._native_adapter(adapter) for adapter in feed.adapters.loaded],
             out,
+            choosing,
         )
-        return out
 
     def _native_adapter(self, adapter: Adapter) -> _native.Adapter:
         found = self._adapters.get(adapter)
@@ -88,11 +121,6 @@ class CpuProgram:
             ]
             self._adapters[adapter] = found = _native.Adapter(changes)
         return found
-
-    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
-        out: Float32 = np.empty((len(rows), self._width), np.float32)
-        self._program.run_rows(self._kernels, rows, outputs, out)
-        return out
 
     def profile(self, on: bool) -> None:
         """Begin to count time by kind of step, or end it. While it is off it costs nothing."""

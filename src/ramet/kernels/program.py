@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ramet.core.ids import Float32, Int32, UInt32
-from ramet.kernels.backend import AttentionPlan, KVLayer, PackedWeight
+from ramet.kernels.backend import AttentionPlan, Choosing, KVLayer, PackedWeight, Picks
 
 __all__ = [
     "AS_IT_IS",
@@ -341,4 +341,15 @@ class CompiledProgram(Protocol):
         ``outputs`` uint32[T, W] has a bit for each output that is wanted of a row, bit i % 32 of word i // 32 for output i, where
         not all are; the others are what they would be, or what comes of a product that is 0.
         """
+        ...
+
+    def choose_tokens(self, feed: TokenFeed, choosing: Choosing) -> tuple[Float32, Picks]:
+        """The result of ``run_tokens``, whose rows are logits, and ``Backend.sample`` of it, in one go.
+
+        The result's memory may be used again by the next call of this kind.
+        """
+        ...
+
+    def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
+        """The same of ``run_rows``."""
         ...

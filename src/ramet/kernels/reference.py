@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramet.core.batch import Batch, PageCopies, RowSampling
+from ramet.core.batch import Batch, PageCopies
 from ramet.core.ids import Float32, Int32
 from ramet.kernels.backend import (
     ATTENTION_SPAN,
     GROUP,
     KV_SCALE_BYTES,
     AttentionPlan,
+    Choosing,
     KVLayer,
     PackedWeight,
     Picks,
@@ -233,8 +234,8 @@ class ReferenceBackend:
             out[t] = _attend(q[t] * np.float32(scale), layer, slots, first, cap).reshape(-1)
         return out
 
-    def sample(self, logits: Float32, sampling: RowSampling, first_row: int, draws: npt.NDArray[np.float64]) -> Picks:
-        return sample_rows(logits, sampling, first_row, draws)
+    def sample(self, logits: Float32, choosing: Choosing) -> Picks:
+        return sample_rows(logits, choosing)
 
     def logprobs(self, logits: Float32, token_ids: Int32, num_best: Int32) -> RowLogprobs:
         return logprob_rows(logits, token_ids, num_best)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ramet.core.batch import RowSampling
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import Picks, RowFault, RowLogprobs
+from ramet.kernels.backend import Choosing, Picks, RowFault, RowLogprobs
 
 __all__ = ["logprob_rows", "sample_rows"]
 
@@ -34,11 +34,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NUCLEUS_FLOORS = (2.0**-8, 2.0**-16, 0.0)
 
 
-def sample_rows(logits: Float32, sampling: RowSampling, first_row: int, draws: _Float64) -> Picks:
+def sample_rows(logits: Float32, choosing: Choosing) -> Picks:
     """What ``Backend.sample`` does."""
     picks = Picks.empty(len(logits))
-    for i in range(len(logits)):
-        picks.token_ids[i], picks.faults[i], picks.fault_sizes[i] = _pick(logits[i], sampling, first_row + i, float(draws[i]))
+    sampling, rows, draws = choosing
+    for i, (row, draw) in enumerate(zip(rows.tolist(), draws.tolist(), strict=True)):
+        picks.token_ids[i], picks.faults[i], picks.fault_sizes[i] = _pick(logits[i], sampling, row, draw)
     return picks
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ramet.core.batch import PageCopies
@@ -18,8 +17,7 @@ __all__ = ["KVManager", "KVStats"]
 _NO_COPIES = PageCopies(*[np.empty(0, np.int32)] * 3)
 
 
-@dataclass(frozen=True, slots=True)
-class KVStats:
+class KVStats(msgspec.Struct, frozen=True):
     """Pages by owner, cached ones by standing, and totals since the start.
 
     ``num_query_tokens`` and ``num_hit_tokens`` count each sequence once, at its first admission: a resumed one asks again, but

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ramet.core.ids import Int32, PageId
 from ramet.core.ports import CacheLock
 from ramet.core.request import Namespace
@@ -65,8 +67,7 @@ class Inserted:
     duplicates: Int32
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
+class CacheStats(msgspec.Struct, frozen=True):
     """Pages by standing, and how many nodes (or entries) hold them."""
 
     num_nodes: int

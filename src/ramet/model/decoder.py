@@ -15,7 +15,7 @@ import numpy as np
 
 from ramet.core.batch import Batch
 from ramet.core.ids import Float32, Int32, UInt32
-from ramet.kernels.backend import Backend, KVLayer, PackedWeight, Weight
+from ramet.kernels.backend import Backend, Choosing, KVLayer, PackedWeight, Picks, Weight
 from ramet.kernels.program import (
     AS_IT_IS,
     NO_ADAPTERS,
@@ -168,7 +168,7 @@ class Decoder:
         forward = _forward(spec, embed, layers, self._rope)
         logits = _logits(spec, forward.result, final_norm, head)
         both = Program((*forward.steps, *logits.steps[1:]), logits.result)  # nothing is to be loaded there
-        self._forward, self._logits, self._next_logits = map(backend.compile, (forward, logits, both))
+        self._forward, self._logits, self._next_tokens = map(backend.compile, (forward, logits, both))
         self.products: Mapping[str, PackedWeight] = _products(layers, head)
         self.nbytes = sum(weight.nbytes for layer in layers for weight in layer.packed.values())
         self.nbytes += embed.nbytes + (0 if head is embed else head.nbytes)
@@ -205,24 +205,30 @@ class Decoder:
         """
         return self._forward.run_tokens(self._feed(batch, kv_layers, rows, adapters))
 
-    def next_logits(self, batch: Batch, kv_layers: Sequence[KVLayer], adapters: Adapters = NO_ADAPTERS) -> Float32:
-        """float32[R, V]: ``logits`` of ``forward`` of the batch's sampled rows, in one run.
+    def next_tokens(
+        self, batch: Batch, kv_layers: Sequence[KVLayer], choosing: Choosing, adapters: Adapters = NO_ADAPTERS
+    ) -> tuple[Float32, Picks]:
+        """``chosen`` of ``forward`` of the batch's sampled rows, in one run.
 
         For small batches: this run has room of its own for what is between the layers of all their tokens.
         """
-        return self._next_logits.run_tokens(self._feed(batch, kv_layers, batch.sample_rows, adapters))
+        return self._next_tokens.choose_tokens(self._feed(batch, kv_layers, batch.sample_rows, adapters), choosing)
 
     def _feed(self, batch: Batch, kv_layers: Sequence[KVLayer], rows: Int32, adapters: Adapters) -> TokenFeed:
         cos, sin = self._rope.reaching(batch.positions)
         plan = self._backend.plan(batch)
         return TokenFeed(batch.token_ids, batch.positions, batch.slots, rows, cos, sin, plan, kv_layers, adapters)
 
-    def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
-        """float32[R, V] of float32[R, hidden]: the final norm, then the output projection.
+    def logits(self, hidden: Float32) -> Float32:
+        """float32[R, V] of float32[R, hidden]: the final norm, then the output projection."""
+        return self._logits.run_rows(np.ascontiguousarray(hidden))
+
+    def chosen(self, hidden: Float32, wanted: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
+        """``logits``, whose memory is used again by the next call, and the tokens that are chosen of them.
 
         ``wanted`` uint32[R, W] are bits of the tokens whose logits are wanted, where not all are; the others mean nothing.
         """
-        return self._logits.run_rows(np.ascontiguousarray(hidden), wanted)
+        return self._logits.choose_rows(np.ascontiguousarray(hidden), wanted, choosing)
 
 
 def _products(layers: Sequence[_Layer], head: PackedWeight) -> dict[str, PackedWeight]:

@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ramet.core.batch import NO_MASKS, Batch, RowSampling
 from ramet.core.ids import Float32, Int32, UInt32
@@ -18,10 +17,10 @@ from ramet.core.output import StepOutput, TokenLogprobs
 from ramet.core.ports import Pending, Worker
 from ramet.core.worker import InPlace
 from ramet.errors import EngineDead
-from ramet.kernels.backend import Backend, KVLayer
+from ramet.kernels.backend import Backend, Choosing, KVLayer, Picks
 from ramet.kernels.program import NO_ADAPTERS, Adapter, Adapters
 from ramet.runner.inputs import check_batch
-from ramet.runner.sampler import sample, token_logprobs
+from ramet.runner.sampler import Choice, choosing_of, token_logprobs, told
 
 __all__ = ["LocalRunner", "Model"]
 
@@ -38,16 +37,31 @@ class Model(Protocol):
         """Write the batch's keys and values; give these rows as they are before the final norm, float32[len(rows), H]."""
         ...
 
-    def next_logits(self, batch: Batch, kv_layers: Sequence[KVLayer], adapters: Adapters) -> Float32:
-        """``logits`` of ``forward`` of a small batch's sampled rows, in one go."""
+    def next_tokens(
+        self, batch: Batch, kv_layers: Sequence[KVLayer], choosing: Choosing, adapters: Adapters
+    ) -> tuple[Float32, Picks]:
+        """``chosen`` of ``forward`` of a small batch's sampled rows, in one go."""
         ...
 
-    def logits(self, hidden: Float32, wanted: UInt32 | None = None) -> Float32:
-        """Final norm and output projection of float32[R, H]: float32[R, V].
+    def logits(self, hidden: Float32) -> Float32:
+        """Final norm and output projection of float32[R, H]: float32[R, V]."""
+        ...
+
+    def chosen(self, hidden: Float32, wanted: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
+        """``logits``, good until the next call, and the tokens that are chosen of them.
 
         ``wanted`` uint32[R, W] are bits of the tokens that are wanted of each row, where not all are.
         """
         ...
+
+
+class _Computed(NamedTuple):
+    """What is known of a batch before its masks are: the choices where it has none, else the wanted rows before the final norm,
+    those of prompt logprobs first.
+    """
+
+    hidden: Float32
+    choices: list[Choice] | None = None
 
 
 class LocalRunner:
@@ -74,7 +88,7 @@ class LocalRunner:
         self._num_pages = len(kv_layers[0].keys) // page_size
         self._worker = worker or InPlace()
         self._adapters = adapters
-        self._launched: deque[tuple[Batch, Pending[Float32]]] = deque()
+        self._launched: deque[tuple[Batch, Pending[_Computed]]] = deque()
 
     def launch(self, batch: Batch) -> None:
         """Start a step. Raises ``EngineDead`` where the batch or the computation as a whole is broken."""
@@ -93,7 +107,7 @@ class LocalRunner:
             raise EngineDead("collect was called with no step launched")
         batch, computed = self._launched.popleft()
         try:
-            return self._choose(batch, computed.result(), masks)
+            return self._output(batch, computed.result(), masks)
         except EngineDead:
             raise
         except Exception as error:
@@ -106,37 +120,33 @@ class LocalRunner:
         loaded = tuple(self._adapters[int(generation)] for generation in generations[1:])
         return Adapters(loaded, np.repeat(of_seqs[:-1].astype(np.int32), np.diff(batch.query_indptr)))
 
-    def _computed(self, batch: Batch, adapters: Adapters) -> Float32:
-        """The logits of a small batch where tokens are chosen and no more. Of any other the wanted rows before the final norm:
-        those of prompt logprobs, then those where a token is chosen.
-        """
+    def _computed(self, batch: Batch, adapters: Adapters) -> _Computed:
         try:
             if len(batch.page_copies):
                 self._backend.copy_pages(self._kv_layers, batch.page_copies, self._page_size)
             if _is_plain(batch):
-                return self._decoder.next_logits(batch, self._kv_layers, adapters)
+                choosing = choosing_of(batch.sampling)
+                logits, picks = self._decoder.next_tokens(batch, self._kv_layers, choosing, adapters)
+                return _Computed(_NO_ROWS, told(self._backend, logits, picks, choosing))
             wanted = batch.sample_rows
             if len(batch.prompt_logprob_rows):
                 wanted = np.concatenate([batch.prompt_logprob_rows, wanted])
-            return self._decoder.forward(batch, self._kv_layers, wanted, adapters) if batch.num_tokens else _NO_ROWS
+            if not batch.num_tokens:
+                return _Computed(_NO_ROWS)
+            return _Computed(self._decoder.forward(batch, self._kv_layers, wanted, adapters))
         except EngineDead:
             raise
         except Exception as error:
             raise _dead(batch, error) from error
 
-    def _choose(self, batch: Batch, computed: Float32, masks: UInt32) -> StepOutput:
+    def _output(self, batch: Batch, computed: _Computed, masks: UInt32) -> StepOutput:
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        if _is_plain(batch):
-            choices = sample(self._backend, computed, batch.sampling, range(len(computed)))
-        else:
+        choices = computed.choices
+        if choices is None:
             num_prompt_rows = len(batch.prompt_logprob_rows)
-            prompt_logprobs = tuple(self._prompt_logprobs(computed[:num_prompt_rows], batch))
+            prompt_logprobs = tuple(self._prompt_logprobs(computed.hidden[:num_prompt_rows], batch))
             sampling = msgspec.structs.replace(batch.sampling, masks=masks)
-            choices = [
-                choice
-                for logits, rows in self._choice_logits(computed[num_prompt_rows:], sampling)
-                for choice in sample(self._backend, logits, sampling, rows)
-            ]
+            choices = self._choices(computed.hidden[num_prompt_rows:], sampling)
         return StepOutput(
             step=batch.step,
             token_ids=tuple([choice.token_id for choice in choices]),
@@ -145,23 +155,17 @@ class LocalRunner:
             errors={row: choice.error for row, choice in enumerate(choices) if choice.error is not None},
         )
 
-    def _choice_logits(self, hidden: Float32, sampling: RowSampling) -> Iterator[tuple[Float32, range]]:
-        """Logits of the rows where a token is chosen, a slab at a time. Where a mask leaves few tokens only theirs are computed:
+    def _choices(self, hidden: Float32, sampling: RowSampling) -> list[Choice]:
+        """The tokens that are chosen, a slab of rows at a time. Where a mask leaves few tokens only their logits are computed:
         forced text leaves the ways to cut it, and the output projection is a fifth of a small model.
         """
-        is_sparse, masks = _sparse_rows(sampling)
-        for start in range(0, len(hidden), _SLAB_ROWS):
-            places = range(start, min(start + _SLAB_ROWS, len(hidden)))
-            rows, sparse = hidden[places.start : places.stop], is_sparse[places.start : places.stop]
-            if not sparse.any():
-                yield self._decoder.logits(rows), places
-                continue
-            wanted = masks[sampling.mask_indptr[places.start : places.stop][sparse]]
-            few = self._decoder.logits(rows[sparse], wanted)
-            if not sparse.all():
-                some, few = few, np.empty((len(rows), few.shape[1]), np.float32)
-                few[sparse], few[~sparse] = some, self._decoder.logits(rows[~sparse])
-            yield few, places
+        choosing = choosing_of(sampling)
+        choices: dict[int, Choice] = {}
+        for rows, wanted in _slabs(sampling):
+            own = choosing.of(rows)
+            logits, picks = self._decoder.chosen(hidden[rows], wanted, own)
+            choices.update(zip(rows.tolist(), told(self._backend, logits, picks, own), strict=True))
+        return [choices[row] for row in range(len(hidden))]
 
     def _logits(self, hidden: Float32) -> Iterator[tuple[Float32, range]]:
         """Logits of hidden rows, a slab at a time, with their places among the rows."""
@@ -186,15 +190,20 @@ def _is_plain(batch: Batch) -> bool:
     return 0 < len(batch.sample_rows) <= batch.num_tokens <= _SLAB_ROWS and not (has_masks or len(batch.prompt_logprob_rows))
 
 
-def _sparse_rows(sampling: RowSampling) -> tuple[npt.NDArray[np.bool_], UInt32]:
-    """Which rows have a mask of few tokens, and are not asked for logprobs, which are of all; and the masks."""
-    has_mask = np.diff(sampling.mask_indptr) == 1
-    if not has_mask.any():
-        return has_mask, sampling.masks
-    counts = np.bitwise_count(sampling.masks).sum(axis=1, dtype=np.int64)
-    is_sparse = has_mask & (sampling.num_logprobs < 0)
-    is_sparse[has_mask] &= counts <= _FEW_TOKENS
-    return is_sparse, sampling.masks
+def _slabs(sampling: RowSampling) -> Iterator[tuple[Int32, UInt32 | None]]:
+    """All rows: those whose mask leaves few tokens, with these masks, then the others. One that is asked for logprobs, which are
+    of all tokens, is one of the others.
+    """
+    first_masks = sampling.mask_indptr[:-1]
+    is_sparse = (np.diff(sampling.mask_indptr) == 1) & (sampling.num_logprobs < 0)
+    if is_sparse.any():
+        counts = np.bitwise_count(sampling.masks).sum(axis=1, dtype=np.int64)
+        is_sparse[is_sparse] = counts[first_masks[is_sparse]] <= _FEW_TOKENS
+    for is_in, masks in ((is_sparse, sampling.masks), (~is_sparse, None)):
+        rows = np.flatnonzero(is_in).astype(np.int32)
+        for start in range(0, len(rows), _SLAB_ROWS):
+            own = rows[start : start + _SLAB_ROWS]
+            yield own, None if masks is None else masks[first_masks[own]]
 
 
 def _dead(batch: Batch, error: Exception) -> EngineDead:

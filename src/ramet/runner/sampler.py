@@ -16,9 +16,9 @@ from ramet import _native
 from ramet.core.batch import RowSampling
 from ramet.core.ids import Float32, Int32
 from ramet.core.output import NO_TOKEN_LEFT, TokenLogprobs
-from ramet.kernels.backend import Backend, RowFault, RowLogprobs
+from ramet.kernels.backend import Backend, Choosing, Picks, RowFault, RowLogprobs
 
-__all__ = ["Choice", "sample", "token_logprobs", "uniforms"]
+__all__ = ["Choice", "choosing_of", "sample", "token_logprobs", "told", "uniforms"]
 
 
 class Choice(NamedTuple):
@@ -34,11 +34,20 @@ def sample(backend: Backend, logits: Float32, sampling: RowSampling, rows: range
 
     Never raises for the content of a row: a fault of one is its ``Choice.error`` and touches no other.
     """
-    own = slice(rows.start, rows.stop)
-    draws = uniforms(sampling.seed[own], sampling.sample_index[own], sampling.counter[own])
-    picks = backend.sample(logits, sampling, rows.start, draws)
+    choosing = choosing_of(sampling).of(slice(rows.start, rows.stop))
+    return told(backend, logits, backend.sample(logits, choosing), choosing)
+
+
+def choosing_of(sampling: RowSampling) -> Choosing:
+    """How tokens are chosen for all sampled rows of a step."""
+    draws = uniforms(sampling.seed, sampling.sample_index, sampling.counter)
+    return Choosing(sampling, np.arange(len(draws), dtype=np.int32), draws)
+
+
+def told(backend: Backend, logits: Float32, picks: Picks, choosing: Choosing) -> list[Choice]:
+    """What was chosen of float32[R, V], with the logprobs that are wanted, and what went wrong."""
     choices = [Choice(token_id) for token_id in picks.token_ids.tolist()]
-    num_best = sampling.num_logprobs[own]
+    num_best = choosing.sampling.num_logprobs[choosing.rows]
     if max(num_best.tolist(), default=-1) >= 0:
         num_best = np.where(picks.token_ids < 0, np.int32(-1), num_best)
         found = backend.logprobs(logits, picks.token_ids, num_best)

@@ -32,8 +32,7 @@ from ramet.schedule.sampling_rows import SamplingRows
 __all__ = ["Scheduler", "SchedulerStats"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
+class SchedulerStats(msgspec.Struct, frozen=True):
     """Sequences now, and counts since the start.
 
     ``num_computed_tokens`` is all the work done, that done again after a preemption and drafts that failed included.

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support.http import Served, events, serve_tiny, write_tiny
 
-from ramet.core.batch import RowSampling
 from ramet.core.ids import Float32
 from ramet.core.request import Sequence
-from ramet.kernels.cpu import CpuBackend
+from ramet.kernels.backend import Backend, Choosing, Picks
 from ramet.kv.manager import KVManager
+from ramet.runner import local
 from ramet.server import openai_chat, openai_request
 from ramet.server.metrics import Metrics
 from ramet.server.stream import EventStream
@@ -54,12 +54,11 @@ def breaks(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[.
 
 
 def spoils(whole: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
-    """``CpuBackend.sample``, given NaN for the rows that are ``is_bad``: all of a step are one call."""
+    """``told``, of logits that are NaN for the rows that are ``is_bad``: all of a step are one call."""
 
-    def spoilt(backend: CpuBackend, logits: Float32, sampling: RowSampling, first_row: int, draws: Any) -> Any:
-        bad = [i for i in range(len(logits)) if is_bad(sampling, first_row + i)]
-        logits[bad] = np.nan
-        return whole(backend, logits, sampling, first_row, draws)
+    def spoilt(backend: Backend, logits: Float32, picks: Picks, choosing: Choosing) -> Any:
+        logits[[is_bad(choosing.sampling, row) for row in choosing.rows.tolist()]] = np.nan
+        return whole(backend, logits, backend.sample(logits, choosing), choosing)
 
     return spoilt
 
@@ -87,7 +86,7 @@ STAGES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "schedule": (KVManager, "grow", of_sequence),
     "guess": (JumpForward, "propose", lambda *args: True),
     "mask": (AutomatonMatcher, "fill_mask", lambda *args: True),
-    "sampler": (CpuBackend, "sample", lambda sampling, row: int(sampling.seed[row]) == BAD_SEED),
+    "sampler": (local, "told", lambda sampling, row: int(sampling.seed[row]) == BAD_SEED),
     "accept token": (AutomatonMatcher, "accept", lambda *args: True),
     "detokenize": (Detokenizer, "push", lambda detokenizer, ids: detokenizer._min_tokens == 3),
     "metrics": (Metrics, "told", lambda metrics, generation, *news: generation.request.seed == BAD_SEED),

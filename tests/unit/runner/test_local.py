@@ -41,8 +41,12 @@ class SumModel:
                     hidden[row] = np.nan
         return hidden[rows]
 
-    def next_logits(self, batch, kv_layers, adapters):
-        return self.logits(self.forward(batch, kv_layers, batch.sample_rows, adapters))
+    def next_tokens(self, batch, kv_layers, choosing, adapters):
+        return self.chosen(self.forward(batch, kv_layers, batch.sample_rows, adapters), None, choosing)
+
+    def chosen(self, hidden, wanted, choosing):
+        logits = self.logits(hidden)
+        return logits, ReferenceBackend().sample(logits, choosing)
 
     def logits(self, hidden):
         self.projected.append(hidden)

@@ -18,6 +18,7 @@ from ramet.model.decoder import Decoder
 from ramet.model.folder import load_folder
 from ramet.runner import local
 from ramet.runner.local import LocalRunner
+from ramet.runner.sampler import choosing_of
 
 PROMPT = [7, 200, 31, 31, 90, 4, 255, 17, 60, 8, 121]
 ROW = {"seed": 9, "temperature": 0.9, "top_p": 0.95, "num_logprobs": 4, "counter": len(PROMPT)}
@@ -66,13 +67,20 @@ def test_pages_do_not_change_a_bit(new_runner):
         assert [bits(one) for one in found.prompt_logprobs] == [bits(one) for one in expected.prompt_logprobs]
 
 
-def test_a_run_to_the_logits_is_the_layers_and_then_the_logits(decoder):
-    model, _ = decoder
+def test_a_run_to_the_tokens_is_the_layers_then_the_logits_then_the_choice(decoder):
+    model, backend = decoder
     spec = model.spec
     batch = make_batch(1, [(PROMPT, 0, (3, 0, 2)), ([5] * 6, 0, (9, 8))])
     layers = unwritten_kv(spec.num_layers, 64, spec.num_kv_heads, spec.head_dim, "float32")
     expected = model.logits(model.forward(batch, layers, batch.sample_rows))
-    assert model.next_logits(batch, layers).tobytes() == expected.tobytes()
+    choosing = choosing_of(batch.sampling)
+    picks = backend.sample(expected, choosing)
+    for logits, chosen in (
+        model.next_tokens(batch, layers, choosing),
+        model.chosen(model.forward(batch, layers, batch.sample_rows), None, choosing),
+    ):
+        assert logits.tobytes() == expected.tobytes()
+        assert [part.tolist() for part in chosen] == [part.tolist() for part in picks]
 
 
 def test_chunks_and_batch_mates_do_not_change_a_bit(new_runner):

@@ -14,6 +14,7 @@ from support.sampling_rows import exact_probabilities, rows_of
 import ramet.runner.sampler as sampler
 from ramet import _native
 from ramet.core.output import TokenLogprobs
+from ramet.kernels.backend import Choosing
 from ramet.kernels.registry import make_backend
 from ramet.runner.sampler import Choice, uniforms
 
@@ -198,7 +199,9 @@ def test_edges_of_the_draw(backend, u, logits):
     """The draw never gives a token whose probability is 0, at either end."""
     for row in ({}, {"top_p": 0.9999}, {"top_k": 4}, {"banned": [0, 4]}):
         draws = np.array([u])
-        token_id = int(backend.sample(np.array([logits], np.float32), rows_of(row), 0, draws).token_ids[0])
+        token_id = int(
+            backend.sample(np.array([logits], np.float32), Choosing(rows_of(row), np.zeros(1, np.int32), draws)).token_ids[0]
+        )
         chances = exact_probabilities(np.array(logits, np.float32), row)
         assert chances[token_id] > 0
         likely = np.flatnonzero(chances > 1e-12)
