@@ -31,14 +31,17 @@ KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
 ToolCallParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "json"
-]
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3",
+    "deepseek_v31", "kimi_k2", "glm45", "gpt_oss", "json",
+]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 _POLICY_ALIASES = {"lpm": "longest-prefix"}
 _PARSER_ALIASES = {  # other engines' names for the same
     "qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json", "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder", "xlam": "json",
+    "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "glm": "glm45", "glm47": "glm45", "gpt-oss": "gpt_oss",
+    "openai": "gpt_oss",
 }  # fmt: skip
 _MAX_FRACTION = 0.95
 
@@ -285,7 +288,8 @@ class ServerConfig:
     tool_call_parser: ToolCallParser = _option(
         "auto",
         "how the model calls tools",
-        "auto (by the chat template), none, hermes (Qwen too), llama3_json, pythonic, mistral or json. With a name a model whose "
+        "auto (by the chat template), none, hermes (Qwen too), llama3_json, pythonic, mistral, deepseek_v3, glm45, others of "
+        "docs/design/tools.md, or json. With a name a model whose "
         "template has no place for tools is told of them in a message.",
     )
     reasoning_parser: ReasoningParser = _option(

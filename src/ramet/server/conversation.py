@@ -18,7 +18,8 @@ from ramet.server.parts import PartedAnswer
 from ramet.server.services import Services
 from ramet.server.translate import Encoded, Thinking, Translator
 from ramet.structured.schema import checked_schema
-from ramet.text.tools.formats import MAX_CALLS, ToolFormat
+from ramet.text.tools.form import ToolFormat
+from ramet.text.tools.formats import MAX_CALLS
 from ramet.text.tools.reader import THINK, THOUGHT, AnswerReader
 from ramet.text.tools.tool import Tool, ToolChoice, messages_with_tools, tools_of
 
@@ -161,9 +162,10 @@ async def _encoded(translator: Translator, wanted: Conversation, opening: str) -
 
 def _form(translator: Translator, wanted: Conversation, thinking: Thinking, spec: GrammarSpec | None) -> _Form:
     tools = wanted.callable_tools()
-    form = _Form(
-        translator.tool_format if tools else ToolFormat(), tools, thinking, spec, wanted.is_forced, translator.is_special(THOUGHT)
-    )
+    family = translator.tool_format
+    if not (tools or family.has_channels):
+        family = ToolFormat()
+    form = _Form(family, tools, thinking, spec, wanted.is_forced, translator.is_special(THOUGHT))
     most = 1 if form.format.is_single or wanted.choice.name or not wanted.choice.is_parallel else MAX_CALLS
     if wanted.is_forced:
         if not form.format.reads_calls:

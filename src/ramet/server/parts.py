@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ramet.engine.assemble import CompletionOutput
-from ramet.text.tools.formats import ToolFormat
+from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.reader import AnswerReader
 from ramet.text.tools.reading import Delta, Part
 

@@ -29,7 +29,8 @@ from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.guards import unguarded
 from ramet.text.tokenizer import Tokenizer
-from ramet.text.tools.formats import ToolFormat, tool_format
+from ramet.text.tools.form import ToolFormat
+from ramet.text.tools.formats import tool_format
 from ramet.text.tools.reader import THINK, THOUGHT
 
 __all__ = ["Encoded", "Thinking", "Translator", "prompted_of"]

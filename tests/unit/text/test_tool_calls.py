@@ -6,17 +6,19 @@ import cProfile
 import itertools
 import json
 import random
-from dataclasses import dataclass
 
 import pytest
+from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, K_CALL, K_SEP, SCRIPTS, F, Parts, Script
 
 from ramet.errors import InvalidRequest
 from ramet.text.tools.formats import tool_format
 from ramet.text.tools.reader import AnswerReader
 from ramet.text.tools.tool import messages_with_tools, tools_of
 
-ARGUMENTS = '{"a": 2, "b": [1, "x}"], "c": true, "d": "\\"é\\u00e9<tool_call>"}'
-FORMATS = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "json")
+FORMATS = (
+    "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3", "deepseek_v31",
+    "kimi_k2", "glm45", "gpt_oss", "json",
+)  # fmt: skip
 PROPERTIES = {
     "t": {"type": "string"}, "i": {"type": "integer"}, "l": {"type": "array"}, "any": {},
     "n": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["x", "y"]}, "b": {"type": "boolean"},
@@ -24,8 +26,6 @@ PROPERTIES = {
 TOOLS = tools_of(
     [{"type": "function", "function": {"name": name, "parameters": {"properties": PROPERTIES}}} for name in ("f", "g", "look.up")]
 )
-
-Parts = list[tuple[str, str | None, str]]
 
 
 def reader(name: str, *, is_forced: bool = False, thinks: bool = False, opening: str = "") -> AnswerReader:
@@ -45,179 +45,6 @@ def read(one: AnswerReader, pieces: list[str], *, is_cut: bool = False) -> Parts
     return parts
 
 
-def text(said: str) -> tuple[str, None, str]:
-    return "text", None, said
-
-
-def call(name: str, arguments: str) -> tuple[str, str, str]:
-    return "call", name, arguments
-
-
-@dataclass(frozen=True)
-class Script:
-    """What a model writes, and what it says by that. ``is_cut``: the answer ends there by its limit."""
-
-    form: str
-    written: str
-    parts: Parts
-    is_cut: bool = False
-    thinks: bool = False
-    opening: str = ""
-
-
-F, G = f'{{"name": "f", "arguments": {ARGUMENTS}}}', '{"name": "g", "arguments": {}}'
-SCRIPTS = [
-    # Hermes
-    Script("hermes", f"<tool_call>\n{F}\n</tool_call>", [call("f", ARGUMENTS)]),
-    Script(
-        "hermes",
-        f" I look.\n\n<tool_call>\n{F}\n</tool_call>\n<tool_call>{G}</tool_call>\n",
-        [text(" I look."), call("f", ARGUMENTS), call("g", "{}")],
-    ),
-    Script("hermes", f"<tool_call>{F}}}\n</tool_call> done", [call("f", ARGUMENTS), text("done")]),
-    Script("hermes", f"<tool_call>{F} and no mark", [call("f", ARGUMENTS), text("and no mark")]),
-    Script("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "g"}</tool_call>', [call("g", '{"a": 1}')]),
-    Script("hermes", '<tool_call>{"name": "new"}</tool_call>', [call("new", "{}")]),
-    Script("hermes", '<tool_call>{"name": "g", "arguments": "{\\"a\\": 1}"}</tool_call>', [call("g", '{"a": 1}')]),
-    Script("hermes", '<tool_call>{"name": "g", "arguments": null}</tool_call>', [call("g", "{}")]),
-    Script(
-        "hermes", '<tool_call>{"id": [{}], "name": "g", "arguments": {"a": 1}, "x": "}"}</tool_call>', [call("g", '{"a": 1}')]
-    ),
-    Script("hermes", "1 < 2, <tool_calls> is no mark, nor is <tool", [text("1 < 2, <tool_calls> is no mark, nor is <tool")]),
-    Script("hermes", "<tool_call>f(1)</tool_call> ", [text("<tool_call>f(1)</tool_call> ")]),
-    Script("hermes", '<tool_call>{"a": {"b": 1}}', [text('<tool_call>{"a": {"b": 1}}')]),
-    Script("hermes", '<tool_call>{"name": ', [text('<tool_call>{"name": ')]),
-    Script("hermes", 'so <tool_call>{"name": "f', [text("so ")], is_cut=True),
-    Script("hermes", "so <tool_", [text("so ")], is_cut=True),
-    Script("hermes", "so <tool_", [text("so <tool_")]),
-    Script("hermes", '<tool_call>{"name": "f", "argum', [call("f", "")], is_cut=True),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, "x', [call("f", '{"a": [1, "x')], is_cut=True),
-    Script("hermes", f"<tool_call>{F}</tool", [call("f", ARGUMENTS)], is_cut=True),
-    Script("hermes", "  \n ", [text("  \n ")]),
-    Script("hermes", "", []),
-    Script(
-        "hermes",
-        '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>',
-        [text('<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>')],
-    ),
-    Script(
-        "hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, b]}}</tool_call> so', [call("f", '{"a": [1]}'), text("so")]
-    ),
-    Script(
-        "hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": 1}} <tool_call>{G}', [call("f", '{"a": 1}'), call("g", "{}")]
-    ),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', [call("f", '{"a": 1}')]),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": [true, "x', [call("f", '{"a": [true, "x"]}')]),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "b": tr', [call("f", '{"a": 1}')]),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": {"b": [], "c": [1, [],]}}', [call("f", '{"b": [], "c": [1, []]}')]),
-    Script("hermes", '<tool_call>{"name": "f", "arguments": "no"}</tool_call>', [call("f", '"no"')]),
-    Script(
-        "hermes",
-        '<tool_call>{"name": "f", "arguments": {"a": True, "b": "\\d \\\'\n\\u12", "c": [1,],}}</tool_call>',
-        [call("f", '{"a": true, "b": "\\\\d \'\\n\\\\u12", "c": [1]}')],
-    ),
-    # Qwen3-Coder
-    Script(
-        "qwen3_coder",
-        'I look.\n\n<tool_call>\n<function=f>\n<parameter=t>\nline <b> "1"\n\n  2\\n</par\n</parameter>\n<parameter=i>\n17\n'
-        "</parameter>\n</function>\n</tool_call>\n<tool_call><function=g></function></tool_call>\n",
-        [text("I look."), call("f", '{"t": "line <b> \\"1\\"\\n\\n  2\\\\n</par", "i": 17}'), call("g", "{}")],
-    ),
-    Script(
-        "qwen3_coder",
-        '<tool_call>\n<function=f>\n<parameter=l>\n[1, {"a": "</p"}]\n</parameter>\n<parameter=n>\nnull\n</parameter>\n'
-        "<parameter=any>\nTrue\n</parameter>\n<parameter=e>x</parameter><parameter=b>\nmaybe\n</parameter><parameter=new>\n7\n"
-        "</parameter>\n</function>\n</tool_call>",
-        [call("f", '{"l": [1, {"a": "</p"}], "n": null, "any": true, "e": "x", "b": "maybe", "new": "7"}')],
-    ),
-    Script("qwen3_coder", "<tool_call><function=f><parameter=t></parameter></function></tool_call>", [call("f", '{"t": ""}')]),
-    Script(
-        "qwen3_coder", "<function=f>\n<parameter=n>\nNaN\n</parameter>\n</function> so", [call("f", '{"n": "NaN"}'), text("so")]
-    ),
-    Script("qwen3_coder", "<function=f><parameter=i>5</parameter></tool_call>", [call("f", '{"i": 5}')]),
-    Script("qwen3_coder", "<tool_call><function=new></function></tool_call>", [call("new", "{}")]),
-    Script("qwen3_coder", "<function=new></function>, <tool_call>f", [text("<function=new></function>, <tool_call>f")]),
-    Script("qwen3_coder", "<tool_call><function=f>?", [call("f", "{}")]),
-    Script("qwen3_coder", "<tool_call><function=f", [text("<tool_call><function=f")]),
-    Script("qwen3_coder", "so <tool_call>\n<function=f", [text("so ")], is_cut=True),
-    Script("qwen3_coder", "<function=f>\n<parameter=t>\nab\n</para", [call("f", '{"t": "ab')], is_cut=True),
-    Script("qwen3_coder", "<function=f>\n<parameter=i>\n1", [call("f", "")], is_cut=True),
-    # marks of others
-    Script("granite", f"<|tool_call|>[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("granite", f"Ah <tool_call> [{G}]", [text("Ah"), call("g", "{}")]),
-    Script("phi4_mini_json", f"functools[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("phi4_mini_json", "from functools import cache", [text("from functools import cache")]),
-    # Llama 3
-    Script("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [call("f", '{"a": 1}')]),
-    Script("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [call("f", '{"a": 1}')]),
-    Script(
-        "llama3_json",
-        '\n{"type": "function", "name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}\n',
-        [call("f", '{"a": 1}'), call("g", "{}")],
-    ),
-    Script("llama3_json", 'So: <|python_tag|>{"name": "g", "parameters": {}}', [text("So:"), call("g", "{}")]),
-    Script("llama3_json", '{"name": "Bob", "parameters": {}} ', [text('{"name": "Bob", "parameters": {}} ')]),
-    Script("llama3_json", '{"name": "f", ', [text('{"name": "f", ')]),
-    Script("llama3_json", '{"name": "f", ', [call("f", "")], is_cut=True),
-    Script("llama3_json", ' {"na', [text(' {"na')], is_cut=True),
-    Script("llama3_json", "<|python_tag|>print(1)", [text("<|python_tag|>print(1)")]),
-    # generic JSON
-    Script("json", F, [call("f", ARGUMENTS)]),
-    Script("json", f"[{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("json", f"[{F}, {G}", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("json", f"[{F}, 5]", [call("f", ARGUMENTS), text(", 5]")]),
-    Script("json", '[1, 2, {"a": 3}]', [text('[1, 2, {"a": 3}]')]),
-    Script("json", f"look: {F}", [text(f"look: {F}")]),
-    # Python's form
-    Script("pythonic", "[f(a=1, b='x'), g()]", [call("f", '{"a": 1, "b": "x"}'), call("g", "{}")]),
-    Script(
-        "pythonic",
-        """ [look.up(a=[1, (2, -3.5e+4), {'k': None, "l": True}], b="é\\'\\"\\x41\\u00e9\n", c=false, d={}, e=[1,],)] """,
-        [
-            call(
-                "look.up",
-                '{"a": [1, [2, -3.5e+4], {"k": null, "l": true}], "b": "é\'\\"\\u0041\\u00e9\\n", "c": false, "d": {}, "e": [1]}',
-            )
-        ],
-    ),
-    Script("pythonic", f"[{G}]", [call("g", "{}")]),
-    Script("pythonic", "<|python_start|>[g()]", [call("g", "{}")]),
-    Script("pythonic", "[1, 2, 3]", [text("[1, 2, 3]")]),
-    Script("pythonic", "[x(1)] is a list", [text("[x(1)] is a list")]),
-    Script("pythonic", "[f(1)]", [text("[f(1)]")]),
-    Script("pythonic", "[f(a=__import__('os'))]", [text("[f(a=__import__('os'))]")]),
-    Script("pythonic", "[f(a=1, b=[2, {'c': x}])]", [call("f", '{"a": 1, "b": [2]}')]),
-    Script("pythonic", "[f(a=1 b=2), g()] so", [call("f", '{"a": 1}')]),
-    Script("pythonic", "[f(a=[1, 'x", [call("f", '{"a": [1, "x')], is_cut=True),
-    # Mistral
-    Script("mistral", f"[TOOL_CALLS] [{F}, {G}]", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("mistral", f"[TOOL_CALLS]f{ARGUMENTS}[TOOL_CALLS]g[ARGS]{{}}", [call("f", ARGUMENTS), call("g", "{}")]),
-    Script("mistral", "Well.\n[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}", [text("Well."), call("g", "{}")]),
-    Script("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1 "b"}x[TOOL_CALLS]g{}', [call("f", '{"a": 1}'), call("g", "{}")]),
-    Script("mistral", "[TOOL_CALLS]f[ARGS]{a: 1}", [text("[TOOL_CALLS]f[ARGS]{a: 1}")]),
-    Script("mistral", "[TOOL] [TOOL_CALLS]?", [text("[TOOL] [TOOL_CALLS]?")]),
-    Script("mistral", '{"a": 1}', [call("f", '{"a": 1}')], opening="[TOOL_CALLS]f[ARGS]"),
-    # thoughts
-    Script("none", "<think>\nhm </thin\n</think>\n\n a ", [("reasoning", None, "hm </thin"), text("a ")], thinks=True),
-    Script("none", "hm\n</think>a", [("reasoning", None, "hm"), text("a")], thinks=True, opening="<think>"),
-    Script("none", " <thinking> a", [text(" <thinking> a")], thinks=True),
-    Script("none", "<think>hm</th", [("reasoning", None, "hm")], thinks=True, is_cut=True),
-    Script("none", "<think> </think>a <think>b</think>", [text("a <think>b</think>")], thinks=True),
-    Script("none", "<think>a</think> b", [text("<think>a</think> b")]),
-    Script(
-        "hermes",
-        f"<think>\nI <tool_call>\n</think>\n\n<tool_call>{F}</tool_call>",
-        [("reasoning", None, "I <tool_call>"), call("f", ARGUMENTS)],
-        thinks=True,
-    ),
-    Script("hermes", f"<tool_call>{G}</tool_call>", [call("g", "{}")], thinks=True),
-    Script("hermes", f" <t <tool_call>{G}</tool_call>", [text(" <t"), call("g", "{}")], thinks=True),
-    Script("json", f" {G}", [call("g", "{}")], thinks=True),
-    Script("none", " <t", [text(" <t")], thinks=True),
-    Script("json", f"<think>x</think>\n{G}", [("reasoning", None, "x"), call("g", "{}")], thinks=True),
-]
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: f"{script.form}: {script.written[:40]}")
 def test_what_is_written_is_read_wherever_it_is_cut(script: Script) -> None:
     def fresh() -> AnswerReader:
@@ -227,8 +54,8 @@ def test_what_is_written_is_read_wherever_it_is_cut(script: Script) -> None:
     assert read(fresh(), [written], is_cut=script.is_cut) == parts
     assert read(fresh(), list(written), is_cut=script.is_cut) == parts
     for i in range(1, len(written)):
-        assert read(fresh(), [written[:i], written[i:]], is_cut=script.is_cut) == parts
-        assert read(fresh(), [written[:i], written[i : i + 3], written[i + 3 :]], is_cut=script.is_cut) == parts
+        pieces = [written[:i], written[i:]] if i % 2 else [written[:i], written[i : i + 3], written[i + 3 :]]
+        assert read(fresh(), pieces, is_cut=script.is_cut) == parts
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: f"{script.form}: {script.written[:40]}")
@@ -308,6 +135,11 @@ def test_the_family_is_that_of_the_template() -> None:
         "<tool_call><function=x>": "ToolFormat",
         "<tool_call><function=x><parameter=y>": "_Xml",
         "<|tool_call|>": "_Bare",
+        f"{DS}```json": "DeepSeek",
+        DS: "DeepSeek31",
+        "<|tool_calls_section_begin|>": "Kimi",
+        "<tool_call><arg_key>": "_KeyValues",
+        "<|channel|>": "Channels",
     }
     assert {source: type(tool_format("auto", source, lambda mark: False)).__name__ for source in found} == found
 
@@ -364,6 +196,20 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
     ],
     "granite": [(f"<|tool_call|>[{F[:-2]}", ESCAPES), ("<|tool_call|>[", '{"name": "f"},'), ("", "<tool_call>[")],
     "phi4_mini_json": [(f"functools[{F[:-2]}", ESCAPES), ("functools[", '{"name": "f"},'), ("", "functools")],
+    "deepseek_v3": [(f"{DS}{DS_CALL}{DS_F[:-6]}", ESCAPES), ("", DS), ("", f"{DS_CALL}function{DS_SEP}f\n"), (DS_CALL, "f")],
+    "deepseek_v31": [(f"{DS_CALL}f{DS_SEP}[", "[],"), ("", f"{DS_CALL}f{DS_SEP}")],
+    "kimi_k2": [(f"{K_CALL}functions.f:0{K_SEP}[", "1,"), (K_CALL, "functions.f:0"), (K_CALL, "a:1")],
+    "glm45": [
+        ("<tool_call>f<arg_key>t</arg_key><arg_value>", "</"),
+        ("<tool_call>f", "<arg_key>i</arg_key><arg_value>1</arg_value>"),
+        ("", "<tool_call>f<arg_key>"),
+    ],
+    "gpt_oss": [
+        ("<|channel|>analysis<|message|>", "<|"),
+        ("", "<|channel|>analysis<|message|>x<|end|>"),
+        ("", "<|start|>"),
+        ("<|channel|>", " to=functions.f"),
+    ],
     "json": [("", " "), ("[", "{"), ('{"name": "f", "arguments": "', "\\n")],
 }
 

@@ -9,8 +9,10 @@ import pytest
 from support.scripted import ends
 
 from ramet.core.grammar import GrammarSpec
-from ramet.text.tools.formats import ToolFormat, tool_format
+from ramet.text.tools.form import ToolFormat
+from ramet.text.tools.formats import tool_format
 from ramet.text.tools.reader import AnswerReader
+from ramet.text.tools.sections import DeepSeek, Kimi
 from ramet.text.tools.tool import tools_of
 
 PARAMETERS: dict[str, Any] = {
@@ -21,7 +23,9 @@ PARAMETERS: dict[str, Any] = {
     "$defs": {"l": {"type": "array", "items": {"type": "boolean"}}},
 }
 TOOLS = tools_of([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS, "strict": True}}])
-OBJECT = '{"name": "f", "arguments": {"t": "a<b", "n": %s, "e": "x", "l": [true]}}'
+ARGUMENTS = '{"t": "a<b", "n": %s, "e": "x", "l": [true]}'
+OBJECT = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+DS = DeepSeek.marks
 CALLS = {  # of f in each form, behind its mark; the token of it where it is one
     "hermes": ("<tool_call>", "\n" + OBJECT + "\n</tool_call>"),
     "qwen3_coder": (
@@ -34,8 +38,26 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
     "mistral": ("[TOOL_CALLS]", "[" + OBJECT + "]"),
     "granite": ("<|tool_call|>", "[" + OBJECT + "]"),
     "phi4_mini_json": ("functools", "[" + OBJECT + "]"),
+    "deepseek_v3": (DS[0], f"{DS[1]}function{DS[2]}f\n```json\n{ARGUMENTS}\n```{DS[3]}{DS[4]}"),
+    "deepseek_v31": (DS[0], f"{DS[1]}f{DS[2]}{ARGUMENTS}{DS[3]}{DS[4]}"),
+    "kimi_k2": (Kimi.marks[0], f"{Kimi.marks[1]}functions.f:0{Kimi.marks[2]}{ARGUMENTS}{Kimi.marks[3]}{Kimi.marks[4]}"),
+    "glm45": (
+        "<tool_call>",
+        "f\n<arg_key>t</arg_key>\n<arg_value>a<b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>%s</arg_value>\n"
+        "<arg_key>e</arg_key>\n<arg_value>x</arg_value>\n<arg_key>l</arg_key>\n<arg_value>[true]</arg_value>\n</tool_call>",
+    ),
     "json": ("", OBJECT),
 }
+HARMONY = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGUMENTS}"
+MARKED = ("hermes", "qwen3_coder", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45")
+
+
+def renamed(call: str) -> str:
+    """The call of another tool."""
+    for before in ("functions.", f"function{DS[2]}", ""):
+        if before in call:
+            return call.replace(f"{before}f", f"{before}h", 1)
+    raise AssertionError(call)
 
 
 def free(form: ToolFormat) -> GrammarSpec:
@@ -61,12 +83,12 @@ def test_a_strict_tool_is_kept_to_where_the_model_chooses(name: str, is_special:
     for text in ("", "Yes: 1 < 2.", "a list [1, 2] and {", "<tool> [TOOL] func"):
         assert ends(spec, text, special) == "whole", text
         assert read(form, text) == ([("text", text)] if text else [])
-    starts = [mark] if name in ("hermes", "qwen3_coder", "mistral") else [mark, ""]
+    starts = [mark] if name in MARKED else [mark, ""]
     for head in [*starts, *(["Well.\n" + mark] if mark else [])]:
         assert ends(spec, head + call % 7, special) == "whole", head
         assert ends(spec, (head + call % 7)[:-1], special) == "open"
         assert ends(spec, head + call % '"7"', special) == "refused"
-        assert ends(spec, head + (call % 7).replace("f", "h", 1), special) == "refused"
+        assert ends(spec, head + renamed(call % 7), special) == "refused"
         *before, (kind, arguments) = read(form, head + call % 7)
         assert before == ([("text", "Well.")] if head.startswith("Well") else [])
         assert kind == "call"
@@ -79,6 +101,38 @@ def test_the_later_form_of_mistral() -> None:
     assert ends(spec, 'So [TOOL_CALLS]f{"n": 1}[TOOL_CALLS]f{"n": 2}', "[TOOL_CALLS]") == "whole"
     assert ends(spec, 'So [TOOL_CALLS]f{"n": "', "[TOOL_CALLS]") == "refused"
     assert ends(spec, "So [TOOL_CALLS]g", "[TOOL_CALLS]") == "refused"
+
+
+@pytest.mark.parametrize("name", [*CALLS, "gpt_oss"])
+def test_calls_that_have_to_come(name: str) -> None:
+    form = tool_format(name, "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark(TOOLS, 16))
+    mark, call = CALLS.get(name, ("", HARMONY))
+    if name not in MARKED or name == "mistral":
+        mark = ""  # it may be left out, or the prompt ends with it
+    assert ends(spec, mark + call % 7) == "whole"
+    [(kind, arguments)] = read(form, form.opening(TOOLS) + mark + call % 7)
+    assert kind == "call"
+    assert json.loads(arguments) == {"t": "a<b", "n": 7, "e": "x", "l": [True]}
+    assert ends(spec, mark + renamed(call % 7)) == "refused"
+    assert ends(spec, mark + call % '"7"') == "refused"
+    assert ends(spec, "no") == "refused"
+
+
+def test_channels_without_a_call() -> None:
+    form = tool_format("gpt_oss", "", lambda text: False)
+    spec = free(form)
+    assert ends(spec, "<|channel|>final<|message|>Yes: 1 < 2.") == "whole"
+    assert ends(spec, "<|channel|>analysis<|message|>f?<|end|><|start|>assistant<|channel|>final<|message|>") == "whole"
+    assert ends(spec, "<|channel|>analysis<|message|>f?<|end|><|start|>assistant" + HARMONY % 7) == "whole"
+    assert ends(spec, HARMONY % '"7"') == "refused"
+
+
+def test_the_later_form_of_glm() -> None:
+    form = tool_format("glm45", "<arg_key>{k}</arg_key><arg_value>", lambda text: False)
+    written = CALLS["glm45"][0] + (CALLS["glm45"][1] % 7).replace("\n", "")
+    assert ends(free(form), written) == "whole"
+    assert [kind for kind, _ in read(form, written)] == ["call"]
 
 
 @pytest.mark.parametrize(

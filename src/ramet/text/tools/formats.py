@@ -5,58 +5,23 @@ The forms are those that the families' own templates write and ask for; each rea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ramet.text.tools import rules
+from ramet.text.tools.channels import Channels
+from ramet.text.tools.form import ANY_TEXT, ToolFormat
 from ramet.text.tools.json_calls import json_arguments, json_call, json_calls
 from ramet.text.tools.pythonic import pythonic_calls
 from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.sections import DeepSeek, DeepSeek31, Kimi
 from ramet.text.tools.tool import Tool
-from ramet.text.tools.xml_calls import xml_call
+from ramet.text.tools.xml_calls import key_value_call, xml_call
 
 __all__ = ["MAX_CALLS", "ToolFormat", "tool_format"]
 
 MAX_CALLS = 16  # of one answer that is held to calls: so it ends
 
-_TEXT = "text: /(.|\\n)*/\n"
 _UNMARKED = r"[ \t\r\n]*([^ \t\r\n{\[](.|\n)*)?"  # a text that is no call: it does not begin as one
-
-
-class ToolFormat:
-    """One family; this one has no calls: all is text.
-
-    ``marks`` are what may be special tokens of a vocabulary. ``is_single``: there is one call at most. ``is_marked``: each call
-    begins with a mark, so no document is one.
-    """
-
-    reads_calls = False
-    is_single = False
-    is_marked = False
-    has_short_ids = False  # nine letters and digits: templates refuse others
-    marks: Sequence[str] = ()
-
-    def read(self, reading: Reading) -> Parsing[None]:
-        """Read an answer to its end."""
-        return (yield from reading.rest())
-
-    def opening(self, tools: Sequence[Tool]) -> str:
-        """What a prompt ends with where a call has to come: the beginning of its markup that no grammar can spell."""
-        return ""
-
-    def lark(self, tools: Sequence[Tool], most: int) -> str:
-        """Rules of which ``calls`` is one to ``most`` calls of these tools, behind the opening. Empty where there are none."""
-        return ""
-
-    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
-        """Rules of which ``answer`` is any text with at most so many calls in it. Empty where nothing that a grammar can name
-        tells a call from text.
-        """
-        return ""
-
-    def unkept(self, tool: Tool) -> str | None:
-        """What these rules cannot keep to of a tool's schema, beside what no grammar can; None where there is nothing."""
-        return None
 
 
 class _Marked(ToolFormat):
@@ -65,6 +30,7 @@ class _Marked(ToolFormat):
     reads_calls = True
     is_marked = True
     marks = ("<tool_call>", "</tool_call>")
+    line = "\n"  # what stands beside the marks
 
     def __init__(self, special: frozenset[str] = frozenset()) -> None:
         self._special = special
@@ -77,17 +43,19 @@ class _Marked(ToolFormat):
         begin, end = (rules.mark(one, self._special) for one in self.marks)
         inside, its_rules = self._call(tools)
         calls = f"calls: call {rules.more(rules.quoted(chr(10)), 'call', most)}\n"
-        return f'{calls}call: {begin} "\\n" {inside} "\\n" {end}\n{its_rules}'
+        line = rules.quoted(self.line)
+        return f"{calls}call: {begin} {line} {inside} {line} {end}\n{its_rules}"
 
     def free_lark(self, tools: Sequence[Tool], most: int) -> str:
         begin, end = (rules.mark(one, self._special) for one in self.marks)
         inside, its_rules = self._call(tools)
-        text = _TEXT
+        text = ANY_TEXT
         if self.marks[0] in self._special:
             text += f"begin: text {begin}\n"
         else:
             text += "begin[lazy]: /(.|\\n)*<tool_call>/\n"
-        call = f'call: begin "\\n" {inside} "\\n" {end}\n'
+        line = rules.quoted(self.line)
+        call = f"call: begin {line} {inside} {line} {end}\n"
         return f"answer: text | call{{1,{most}}} {'text' if most > 1 else ''}\n{text}{call}{its_rules}"
 
 
@@ -134,9 +102,29 @@ class _Xml(_Marked):
         return rules.unkept_of_xml(tool)
 
 
-def _pattern(text: str) -> str:
-    """A regular expression of just this text."""
-    return re.sub(r"[^\w<>]", lambda found: "\\" + found[0], text)
+class _KeyValues(_Marked):
+    """``<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>``, once a call, with line breaks between the tags
+    or, from 4.7 on, without: GLM.
+    """
+
+    line = ""
+
+    def __init__(self, special: frozenset[str] = frozenset(), *, is_later: bool = False) -> None:
+        super().__init__(special)
+        self._between = "" if is_later else "\n"
+
+    def read(self, reading: Reading) -> Parsing[None]:
+        while mark := (yield from reading.text_until(self.marks)):
+            if mark == self.marks[1]:
+                reading.end_mark()
+            else:
+                yield from key_value_call(reading)
+
+    def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
+        return "function", rules.key_values(tools, self._between)
+
+    def unkept(self, tool: Tool) -> str | None:
+        return rules.unkept_of_xml(tool)
 
 
 class _Bare(ToolFormat):
@@ -199,7 +187,7 @@ class _Bare(ToolFormat):
             if mark in self._special:
                 text += f"begin_{i}: plain {rules.mark(mark, self._special)}\n"
             else:
-                text += f"begin_{i}[lazy]: /{_UNMARKED}{_pattern(mark)}/\n"
+                text += f"begin_{i}[lazy]: /{_UNMARKED}{rules.pattern(mark)}/\n"
         return f"answer: {' | '.join(ways)}\n" + text + self.lark(tools, most)
 
 
@@ -254,9 +242,9 @@ class _Mistral(ToolFormat):
             return ""
         begin = f"{rules.mark(self.marks[0], self._special)}"
         if not self._is_later:
-            return f"answer: text ({begin} calls)?\n{_TEXT}" + self.lark(tools, most)
+            return f"answer: text ({begin} calls)?\n{ANY_TEXT}" + self.lark(tools, most)
         head = f"answer: text ({begin} ({self._named(tools)})){{0,{most}}}\n"
-        return head + _TEXT + rules.arguments(tools)
+        return head + ANY_TEXT + rules.arguments(tools)
 
     def _named(self, tools: Sequence[Tool]) -> str:
         behind = f"{rules.mark(self.marks[1], self._special)} " if self.marks[1] in self._special else ""
@@ -272,6 +260,11 @@ _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "mistral": lambda template, special: _Mistral(special, is_later="[ARGS]" in template),
     "granite": lambda template, special: _Bare(("<|tool_call|>", "<tool_call>"), special),
     "phi4_mini_json": lambda template, special: _Bare(("functools", "<|tool_call|>"), special),
+    "deepseek_v3": lambda template, special: DeepSeek(special),
+    "deepseek_v31": lambda template, special: DeepSeek31(special),
+    "kimi_k2": lambda template, special: Kimi(special),
+    "glm45": lambda template, special: _KeyValues(special, is_later="</arg_key><arg_value>" in template),
+    "gpt_oss": lambda template, special: Channels(special),
     "json": lambda template, special: _Bare((), special),
 }
 
@@ -282,18 +275,23 @@ def tool_format(name: str, template: str, special: Callable[[str], bool]) -> Too
     ``special`` says which texts are special tokens of the model's.
     """
     if name == "auto":
-        name = next((found for mark, found in _MARKS.items() if mark in template), "json")
+        name = next((found for marks, found in _MARKS.items() if all(mark in template for mark in marks)), "json")
     make = _FORMATS[name]
     return make(template, frozenset(filter(special, make(template, frozenset()).marks)))
 
 
-_MARKS = {
-    "<parameter=": "qwen3_coder",
-    "<function=": "none",  # JSON in a tag of its own, which is not read here
-    "<|tool_call|>": "granite",
-    "<|tool|>": "phi4_mini_json",
-    "<tool_call>": "hermes",
-    "[TOOL_CALLS]": "mistral",
-    "[func_name1(": "pythonic",
-    "<|python_tag|>": "llama3_json",
+_MARKS = {  # the first whose marks are all there
+    ("<parameter=",): "qwen3_coder",
+    ("<function=",): "none",  # JSON in a tag of its own, which is not read here
+    (DeepSeek.marks.begin, "```json"): "deepseek_v3",
+    (DeepSeek.marks.begin,): "deepseek_v31",
+    ("<|tool_calls_section_begin|>",): "kimi_k2",
+    ("<|channel|>",): "gpt_oss",
+    ("<arg_key>",): "glm45",
+    ("<|tool_call|>",): "granite",
+    ("<|tool|>",): "phi4_mini_json",
+    ("<tool_call>",): "hermes",
+    ("[TOOL_CALLS]",): "mistral",
+    ("[func_name1(",): "pythonic",
+    ("<|python_tag|>",): "llama3_json",
 }

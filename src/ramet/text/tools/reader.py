@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ramet.text.tools.formats import ToolFormat
+from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.reading import Delta, Parsing, Part, Reading
 from ramet.text.tools.tool import Tool
 

@@ -9,15 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-__all__ = ["Delta", "Kind", "Parsing", "Part", "Reading"]
+__all__ = ["Delta", "Kind", "Parsing", "Part", "Reading", "beginnings"]
 
 T = TypeVar("T")
 Parsing: TypeAlias = Generator[None, None, T]
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 _SPACES = re.compile(r"\s*")
+
+
+@lru_cache(maxsize=64)
+def beginnings(words: tuple[str, ...]) -> re.Pattern[str]:
+    """Where one of ``words`` stands in a chunk of text, or may begin at its end."""
+    return re.compile("|".join(map(_beginning, words)))
+
+
+def _beginning(word: str) -> str:
+    """``abc`` as ``a(?:\\Z|b(?:\\Z|c))``."""
+    pattern = re.escape(word[-1])
+    for sign in reversed(word[:-1]):
+        pattern = f"{re.escape(sign)}(?:\\Z|{pattern})"
+    return pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +138,9 @@ class Reading:
 
         The first character of a word must not be in it again.
         """
-        first = re.compile("[" + "".join(re.escape(word[0]) for word in words) + "]")
+        pattern = beginnings(tuple(words))
         while (yield from self.peek()):
-            found = first.search(self.chunk, self.at)
+            found = pattern.search(self.chunk, self.at)
             end = len(self.chunk) if found is None else found.start()
             self.say(self.take(end - self.at))
             if found is not None:
@@ -189,9 +204,11 @@ class Reading:
         self._trims, self._spaces = False, [tail] if tail else []
         self._write(self._kind, body)
 
-    def begin(self, kind: Kind) -> None:
-        """What is said from here on is of this kind."""
+    def begin(self, kind: Kind, *, is_more: bool = False) -> None:
+        """What is said from here on is of this kind. ``is_more``: a paragraph of its own, behind others of the kind."""
         self._kind, self._trims, self._spaces = kind, True, []
+        if is_more and self.parts and self.parts[-1].kind == kind:
+            self._trims, self._spaces = False, ["\n\n"]
 
     def call(self, name: str) -> None:
         """A call of a tool begins; what is held was its markup."""
@@ -222,6 +239,12 @@ class Reading:
             self.drop()
         else:
             self.release()
+
+    def end_message(self) -> None:
+        """The mark that is held ends whatever was before it, with the white space there."""
+        self.drop()
+        self.is_broken = False
+        self.begin("text")
 
     def end(self) -> None:
         """White space that no more came behind is text, but not reasoning, and nothing behind a call."""

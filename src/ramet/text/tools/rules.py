@@ -10,17 +10,30 @@ from typing import Any
 from ramet.text.tools.tool import Tool
 from ramet.text.tools.xml_calls import kinds_of
 
-__all__ = ["COMMA", "arguments", "has_plain_arguments", "mark", "more", "objects", "pythonic", "quoted", "unkept_of_xml", "xml"]
+__all__ = [
+    "COMMA",
+    "arguments",
+    "has_plain_arguments",
+    "key_values",
+    "mark",
+    "more",
+    "objects",
+    "pattern",
+    "pythonic",
+    "quoted",
+    "unkept_of_xml",
+    "xml",
+]
 
 COMMA = '", "'
 
 _NAME = re.compile(r"[\w.\-]+")
+_PARAMETER_END = "\n</parameter>"
 _NOT_ARGUMENTS = {
     "allOf", "anyOf", "oneOf", "enum", "const", "$ref", "patternProperties", "minProperties", "maxProperties",
 }  # fmt: skip
 _DEFINITIONS = ("$defs", "definitions")
 _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
-_XML_TEXT = "xml_text[lazy]: /(.|\\n)*<\\/parameter>/\n"
 
 
 def quoted(text: str) -> str:
@@ -32,6 +45,11 @@ def mark(text: str, special: frozenset[str]) -> str:
     if text not in special:
         return quoted(text)
     return text if text.startswith("<") else f"<{text}>"
+
+
+def pattern(text: str) -> str:
+    """A regular expression of just this text."""
+    return re.sub(r"[^\w<>\x80-\U0010ffff]", lambda found: "\\" + found[0], text)
 
 
 def more(separator: str, rule: str, most: int) -> str:
@@ -78,13 +96,34 @@ def xml(tools: Sequence[Tool]) -> str:
     for tool in tools:
         if has_plain_arguments(tool):
             parts = [
-                f'({quoted(f"<parameter={name}>" + chr(10))} {_xml_value(schema, rules)} "\\n"){"" if is_needed else "?"}'
+                f"({quoted(f'<parameter={name}>' + chr(10))} {_xml_value(schema, rules, _PARAMETER_END)} {quoted(chr(10))})"
+                f"{'' if is_needed else '?'}"
                 for name, schema, is_needed in _properties(tool)
             ]
         else:
             parts = ['("<parameter=" /[^<>\\n]{1,200}/ ">\\n" xml_text "\\n"){0,64}']
         calls.append(f'{quoted(f"<function={tool.name}>" + chr(10))} {" ".join(parts)} "</function>"')
-    return f"function: {' | '.join(calls)}\n" + _XML_TEXT + _values(rules)
+    return f"function: {' | '.join(calls)}\n" + _xml_text("</parameter>") + _values(rules)
+
+
+def key_values(tools: Sequence[Tool], line: str) -> str:
+    """``function`` of any of them: its name, and pairs of tags for what it has, in the order of its schema; ``line`` is what
+    stands behind each of these.
+    """
+    rules: dict[str, str] = {}
+    calls = []
+    for tool in tools:
+        if has_plain_arguments(tool):
+            parts = [
+                f"({quoted(f'<arg_key>{name}</arg_key>{line}<arg_value>')} {_xml_value(schema, rules, '</arg_value>')} "
+                f"{quoted(line)}){'' if is_needed else '?'}"
+                for name, schema, is_needed in _properties(tool)
+            ]
+        else:
+            behind = quoted(f"</arg_key>{line}<arg_value>")
+            parts = [f'("<arg_key>" /[^<>\\n]{{1,200}}/ {behind} xml_text {quoted(line)}){{0,64}}']
+        calls.append(f"{quoted(tool.name + line)} {' '.join(parts)}")
+    return f"function: {' | '.join(calls)}\n" + _xml_text("</arg_value>") + _values(rules)
 
 
 def unkept_of_xml(tool: Tool) -> str | None:
@@ -97,14 +136,18 @@ def unkept_of_xml(tool: Tool) -> str | None:
     return None
 
 
-def _xml_value(schema: Any, rules: dict[str, str]) -> str:
+def _xml_text(end: str) -> str:
+    return f"xml_text[lazy]: /(.|\\n)*{pattern(end)}/\n"
+
+
+def _xml_value(schema: Any, rules: dict[str, str], end: str) -> str:
     """A value and its end tag."""
     if "string" not in kinds_of(schema):
-        return rules.setdefault(_json(schema), f"value_{len(rules)}") + ' "\\n</parameter>"'
+        return f"{rules.setdefault(_json(schema), f'value_{len(rules)}')} {quoted(end)}"
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if not all(isinstance(one, str) and "</parameter>" not in one for one in values) or not values:
+    if not all(isinstance(one, str) and end not in one for one in values) or not values:
         return "xml_text"
-    return f'({" | ".join(map(quoted, values))}) "\\n</parameter>"'
+    return f"({' | '.join(map(quoted, values))}) {quoted(end)}"
 
 
 def _properties(tool: Tool) -> Iterable[tuple[str, Any, bool]]:

@@ -11,16 +11,17 @@ import re
 from collections.abc import Callable, Mapping
 
 from ramet.text.tools.json_calls import WORDS
-from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.reading import Parsing, Reading, beginnings
 from ramet.text.tools.telling import Telling
 
-__all__ = ["kinds_of", "xml_call", "xml_value"]
+__all__ = ["key_value_call", "kinds_of", "xml_call"]
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _ENDS = ("</function>", "</tool_call>")
 _NAME = re.compile(r"[^<>\n]*")
-_PLAIN = re.compile(r"(?:[^<\n]|<(?=[^/])|\n(?=[^<]))*")  # what is certain to be neither the end tag nor the line break before it
 _MAX_NAME = 200
+_TOOL = re.compile(r"[\w.:/-]+")
+_PARAMETER_END = "</parameter>"
 
 
 def kinds_of(schema: object) -> frozenset[str]:
@@ -47,11 +48,11 @@ def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
     ``is_marked``: another mark before it says that it is one, whatever its name.
     """
     name = yield from _name(reading)
+    reading.take(len(name) > 0)
     if not name or not (is_marked or reading.is_forced or name in reading.schemas):
         reading.release()
         return
     reading.call(name)
-    properties = reading.schemas.get(name, {}).get("properties")
     told = Telling(reading.argue)
     told.open("{")
     separator = ""
@@ -66,16 +67,16 @@ def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
             return
         key = (yield from _name(reading)) if mark else ""
         reading.drop()
+        reading.take(len(key) > 0)
         told.keep(separator + json.dumps(key, ensure_ascii=False) + ": ")
         separator = ", "
-        schema = properties.get(key, {"type": "string"}) if isinstance(properties, Mapping) else {"type": "string"}
-        if not key or not (yield from xml_value(reading, told, schema)):
+        if not key or not (yield from _xml_value(reading, told, _schema_of(reading, name, key))):
             reading.break_off(told.ending or "{}")
             return
 
 
-def _name(reading: Reading) -> Parsing[str]:
-    """Up to the ``>``, which is taken; empty where there is none."""
+def _name(reading: Reading, end_sign: str = ">") -> Parsing[str]:
+    """Up to a sign, which stays; empty where there is none."""
     name = ""
     while (yield from reading.peek()):
         end = _NAME.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
@@ -84,13 +85,54 @@ def _name(reading: Reading) -> Parsing[str]:
             return ""
         if end < len(reading.chunk):
             break
-    if (yield from reading.peek()) != ">":
-        return ""
-    reading.take()
-    return name.strip()
+    return name.strip() if (yield from reading.peek()) == end_sign else ""
 
 
-def xml_value(reading: Reading, told: Telling, schema: object, end: str = "</parameter>") -> Parsing[bool]:
+def key_value_call(reading: Reading) -> Parsing[None]:
+    """One call as GLM writes it, behind its mark, which is held: a name, and for each argument
+    ``<arg_key>a</arg_key><arg_value>1</arg_value>``.
+    """
+    yield from reading.skip_space()
+    name = ""
+    while (yield from reading.peek()) not in ("", "<", "\n") and len(name) <= _MAX_NAME:
+        name += reading.take()
+    name = name.strip()
+    yield from reading.skip_space()
+    mark = yield from reading.word(("<arg_key>", _ENDS[1]))
+    if not mark or not _TOOL.fullmatch(name):
+        reading.release()
+        return
+    reading.call(name)
+    told = Telling(reading.argue)
+    told.open("{")
+    separator = ""
+    while mark == "<arg_key>":
+        key = yield from _name(reading, "<")
+        if not key or not (yield from reading.word(("</arg_key>",))):
+            break
+        yield from reading.skip_space()
+        if not (yield from reading.word(("<arg_value>",))):
+            break
+        told.keep(separator + json.dumps(key, ensure_ascii=False) + ": ")
+        separator = ", "
+        if not (yield from _xml_value(reading, told, _schema_of(reading, name, key), "</arg_value>")):
+            break
+        yield from reading.skip_space()
+        mark = yield from reading.word(("<arg_key>", _ENDS[1]))
+    if mark == _ENDS[1]:
+        told.close()
+        reading.end_call()
+    else:
+        reading.break_off(told.ending or "{}")
+
+
+def _schema_of(reading: Reading, tool: str, key: str) -> object:
+    """What a tool's parameter may be: a text, where nothing is said of it."""
+    properties = reading.schemas.get(tool, {}).get("properties")
+    return properties.get(key, {"type": "string"}) if isinstance(properties, Mapping) else {"type": "string"}
+
+
+def _xml_value(reading: Reading, told: Telling, schema: object, end: str = _PARAMETER_END) -> Parsing[bool]:
     """A value to its end tag, told as JSON. False where the answer ends before."""
     kinds = kinds_of(schema)
     if "string" in kinds and "null" not in kinds:
@@ -124,26 +166,24 @@ def _no_constant(name: str) -> None:
 
 
 def _value(reading: Reading, write: Callable[[str], None], end_tag: str) -> Parsing[bool]:
-    """All up to the end tag, which is taken, without the line breaks beside the tags. False where there is none."""
-    if (yield from reading.peek()) == "\n":
+    """All up to the end tag, which is taken; a parameter's without the line breaks beside its tags. False where there is none."""
+    ends = (end_tag, "\n" + end_tag) if end_tag == _PARAMETER_END else (end_tag,)
+    if len(ends) > 1 and (yield from reading.peek()) == "\n":
         reading.take()
-    kept = ""  # a line break that may be the last
-    while char := (yield from reading.peek()):
-        end = _PLAIN.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
-        if end > reading.at:
-            write(kept + reading.take(end - reading.at))
-            kept = ""
-        elif char == "\n":
-            write(kept)
-            kept = reading.take()
-        else:
-            taken = ""
-            while taken != end_tag and (yield from reading.peek()) == end_tag[len(taken)]:
-                taken += reading.take()
-            if taken == end_tag:
-                return True
-            if reading.is_over and reading.at == len(reading.chunk):  # the beginning of a tag is none of the value
-                return False
-            write(kept + taken)
-            kept = ""
+    pattern = beginnings(ends)
+    while (yield from reading.peek()):
+        found = pattern.search(reading.chunk, reading.at)
+        at = len(reading.chunk) if found is None else found.start()
+        if at > reading.at:
+            write(reading.take(at - reading.at))
+            continue
+        end = ends[-1] if reading.chunk[at] == "\n" else end_tag
+        taken = ""
+        while taken != end and (yield from reading.peek()) == end[len(taken)]:
+            taken += reading.take()
+        if taken == end:
+            return True
+        if reading.is_over and reading.at == len(reading.chunk):  # the beginning of a tag is none of the value
+            return False
+        write(taken)
     return False
