@@ -123,7 +123,11 @@ void run(Program& self, Kernels& kernels, const Feed& feed, const Array<float, 2
   require(dim(out, 0) == self.num_results(feed) && dim(out, 1) == self.result_width(),
           "out has the rows and the width of the result");
   std::optional<SampleArgs> chosen;
-  if (choosing) chosen = to_sample_args(out.data(), out.shape(0), out.shape(1), *choosing);
+  if (choosing) {
+    chosen = to_sample_args(out.data(), out.shape(0), out.shape(1), *choosing);
+    chosen->there = feed.outputs.bits;
+    chosen->there_words = feed.outputs.num_words;
+  }
   const nb::gil_scoped_release release;
   const Kernels::Turn turn(kernels);
   self.run(kernels, feed, out.data());

@@ -192,7 +192,6 @@ void Kernels::product_where(const Rows& x, const Prologue& prologue, const Packe
     for (int64_t row = begin; row < end; ++row) {
       prepare({x.x + row * x.ld, 1, x.ld}, prologue, weight, a, space, 0, 1);
       float* y = to.y + row * to.ldy;
-      std::memset(y, 0, static_cast<size_t>(weight.n) * sizeof(float));
       for (const PackedWeight::Stacked& part : weight.parts) {
         for (int64_t panel = 0; panel < part.matrix.num_panels(); ++panel) {
           const int64_t at = part.first_panel + panel;

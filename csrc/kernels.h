@@ -166,7 +166,7 @@ public:
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.
   void product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to);
-  // The same where only some outputs are wanted of each row; the others are 0, or what they would be.
+  // The same where only some outputs are wanted of each row; the others mean nothing.
   void product_where(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
                      const Wanted& wanted, const Output& to);
   void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* y);

@@ -34,6 +34,8 @@ enum class RowFault : int32_t { none, not_finite, none_left, unknown_id };
 struct SampleArgs {
   const float* logits;  // [num_rows][vocab_size]
   int64_t num_rows, vocab_size;
+  const uint32_t* there;  // [num_rows][there_words] bits of the logits that are there, or null for all
+  int64_t there_words;
   SamplingRows sampling;
   const int32_t* rows;   // [num_rows] places in `sampling`
   const double* draws;   // [num_rows] in [0, 1)

@@ -75,9 +75,33 @@ static bool copy_scores(const float* logits, int64_t vocab_size, const uint32_t*
   return is_finite;
 }
 
-static int64_t count_not_finite(const float* logits, int64_t vocab_size) {
+// The same where only the logits whose bit is set are there: no others are looked at.
+static bool copy_some_scores(const float* logits, const uint32_t* may, const Blocks& scores) {
+  const f32x16 out = set(-kInfinity);
+  bool is_finite = true;
+  for (int64_t start = 0; start < scores.n; start += kScanBlock) {
+    float most = -kInfinity;
+    for (int64_t i = start; i < start + kScanBlock; i += 16) store(scores.x + i, out);
+    for (int64_t word = start / 32; word < (start + kScanBlock) / 32; ++word) {
+      for (uint32_t left = may[word]; left != 0; left &= left - 1) {
+        const int64_t i = word * 32 + __builtin_ctz(left);
+        const float x = scores.x[i] = logits[i];
+        is_finite &= __builtin_fabsf(x) <= kLargestFloat;
+        if (x > most) most = x;
+      }
+    }
+    scores.largest[start / kScanBlock] = most;
+  }
+  return is_finite;
+}
+
+// Of all, or of those whose bit is set.
+static int64_t count_not_finite(const float* logits, int64_t vocab_size, const uint32_t* only) {
   int64_t count = 0;
-  for (int64_t i = 0; i < vocab_size; ++i) count += !(__builtin_fabsf(logits[i]) <= kLargestFloat);
+  for (int64_t i = 0; i < vocab_size; ++i) {
+    if (only == nullptr || (only[i / 32] >> (i % 32) & 1) != 0)
+      count += !(__builtin_fabsf(logits[i]) <= kLargestFloat);
+  }
   return count;
 }
 
@@ -92,26 +116,34 @@ static const int32_t* find_unknown_id(const SamplingRows& s, int64_t row, int64_
   return nullptr;
 }
 
-// The bits of the tokens that masks, allowed and banned ids leave; null where there are none of them.
-static const uint32_t* find_allowed(const SamplingRows& s, int64_t row, Work& w) {
+// Leaves the bits that are set in `given` as well, which may be shorter.
+static void keep_bits(uint32_t* bits, int64_t num_words, const uint32_t* given, int64_t num_given) {
+  for (int64_t i = 0; i < num_words; ++i) bits[i] &= i < num_given ? given[i] : 0;
+}
+
+// The bits of the tokens whose logits are there, and that masks, allowed and banned ids leave; null where
+// these are all. None are beyond the vocabulary.
+static const uint32_t* find_allowed(const SampleArgs& args, int64_t i, Work& w) {
+  const SamplingRows& s = args.sampling;
+  const int64_t row = args.rows[i];
   const int32_t *first_mask = s.mask_indptr + row, *allowed = s.allowed.begin(row),
                 *banned = s.banned.begin(row);
   const bool has_list = allowed != s.allowed.end(row);
-  if (first_mask[0] == first_mask[1] && !has_list && banned == s.banned.end(row)) return nullptr;
-  const auto num_words = static_cast<size_t>(w.scores.n / 32);
-  const auto given =
-      static_cast<size_t>(s.mask_words) < num_words ? static_cast<size_t>(s.mask_words) : num_words;
-  std::memset(w.may, 0xff, num_words * 4);
-  for (int32_t m = first_mask[0]; m < first_mask[1]; ++m) {
-    const uint32_t* mask = s.masks + m * s.mask_words;
-    for (size_t i = 0; i < num_words; ++i) w.may[i] &= i < given ? mask[i] : 0;
-  }
+  if (args.there == nullptr && first_mask[0] == first_mask[1] && !has_list && banned == s.banned.end(row))
+    return nullptr;
+  const int64_t num_words = w.scores.n / 32;
+  const auto num_bytes = static_cast<size_t>(num_words) * 4;
+  std::memset(w.may, 0xff, num_bytes);
+  if (args.there != nullptr) keep_bits(w.may, num_words, args.there + i * args.there_words, args.there_words);
+  for (int32_t m = first_mask[0]; m < first_mask[1]; ++m)
+    keep_bits(w.may, num_words, s.masks + m * s.mask_words, s.mask_words);
   if (has_list) {
-    std::memset(w.listed, 0, num_words * 4);
+    std::memset(w.listed, 0, num_bytes);
     for (; allowed != s.allowed.end(row); ++allowed) w.listed[*allowed / 32] |= 1u << (*allowed % 32);
-    for (size_t i = 0; i < num_words; ++i) w.may[i] &= w.listed[i];
+    keep_bits(w.may, num_words, w.listed, num_words);
   }
   for (; banned != s.banned.end(row); ++banned) w.may[*banned / 32] &= ~(1u << (*banned % 32));
+  for (int64_t id = args.vocab_size; id < w.scores.n; ++id) w.may[id / 32] &= ~(1u << (id % 32));
   return w.may;
 }
 
@@ -262,9 +294,13 @@ void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
     args.fault_sizes[i] = size;
   };
   const int32_t* const unknown = find_unknown_id(s, row, args.vocab_size);
-  const uint32_t* const may = unknown == nullptr ? find_allowed(s, row, w) : nullptr;
-  if (!copy_scores(logits, args.vocab_size, may, w.scores))
-    return fail(RowFault::not_finite, count_not_finite(logits, args.vocab_size));
+  const uint32_t* const may = unknown == nullptr ? find_allowed(args, i, w) : nullptr;
+  const bool is_partial = args.there != nullptr;
+  if (is_partial && unknown != nullptr) return fail(RowFault::unknown_id, *unknown);
+  const bool is_finite = is_partial ? copy_some_scores(logits, may, w.scores)
+                                    : copy_scores(logits, args.vocab_size, may, w.scores);
+  if (!is_finite)
+    return fail(RowFault::not_finite, count_not_finite(logits, args.vocab_size, is_partial ? may : nullptr));
   if (unknown != nullptr) return fail(RowFault::unknown_id, *unknown);
   if (adjust(s, row, w)) find_largest(w.scores);
   const float most = largest_of(w);

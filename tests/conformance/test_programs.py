@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from support.instruction_sets import CPUS
 from support.kv_layers import KV_FORMATS, unwritten_kv
+from support.sampling_rows import rows_of
 from test_backend import REFERENCE, make_weight, normal, same_bits
 
 from ramet.core.ids import Float32, Int32
-from ramet.kernels.backend import Backend, KVFormat, KVLayer, WeightFormat
+from ramet.kernels.backend import Backend, Choosing, KVFormat, KVLayer, RowFault, WeightFormat
 from ramet.kernels.composed import ComposedProgram
 from ramet.kernels.program import (
     AS_IT_IS,
@@ -345,7 +346,7 @@ def test_feeds_that_do_not_fit_are_refused(any_cpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-def test_outputs_that_are_wanted_have_the_bits_of_all(
+def test_logits_that_are_wanted_have_the_bits_of_all_and_are_chosen_of_alike(
     cpu: Backend, rng: np.random.Generator, kinds: tuple[WeightFormat, ...]
 ) -> None:
     """Of stacked parts too, whose panels begin anywhere; and with fewer words than there are outputs."""
@@ -361,10 +362,16 @@ def test_outputs_that_are_wanted_have_the_bits_of_all(
     for num_words in (3, 5):
         bits = (rng.random((9, num_words * 32)) < 0.08) & (np.arange(9) != 4)[:, None]
         outputs = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
-        found = program.run_rows(rows, outputs)
+        masked = rows_of(*({"temperature": i % 2, "mask": np.flatnonzero(bits[i]).tolist()} for i in range(9)))
+        choosing = Choosing(masked, ints(*range(9)), rng.random(9))
+        found, picks = program.choose_rows(rows, outputs, choosing)
         wanted = bits[:, : 2 * VOCAB]
         assert same_bits(found[:, : wanted.shape[1]][wanted], whole[:, : wanted.shape[1]][wanted])
-        assert np.all(np.isfinite(found))
-        assert not found[4].any()
+        assert [part.tolist() for part in picks] == [part.tolist() for part in cpu.sample(whole, choosing)]
+        assert picks.faults.tolist() == [RowFault.NONE_LEFT if i == 4 else RowFault.NONE for i in range(9)]
     with pytest.raises(ValueError, match="outputs have a row for each row"):
-        program.run_rows(rows, np.zeros((8, 5), np.uint32))
+        program.choose_rows(rows, np.zeros((8, 5), np.uint32), choosing)
+    rows[3] = np.nan
+    _, picks = program.choose_rows(rows, outputs, choosing)
+    assert picks.faults[3] == RowFault.NOT_FINITE
+    assert picks.fault_sizes[3] == np.count_nonzero(bits[3, : 2 * VOCAB])

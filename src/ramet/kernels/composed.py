@@ -44,7 +44,7 @@ class ComposedProgram:
     def run_tokens(self, feed: TokenFeed) -> Float32:
         return _Run(self._backend, feed, None).result(self._program)
 
-    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
+    def run_rows(self, rows: Float32) -> Float32:
         return _Run(self._backend, None, rows).result(self._program)
 
     def choose_tokens(self, feed: TokenFeed, choosing: Choosing) -> tuple[Float32, Picks]:
@@ -52,7 +52,7 @@ class ComposedProgram:
         return logits, self._backend.sample(logits, choosing)
 
     def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
-        logits = self.run_rows(rows, outputs)
+        logits = self.run_rows(rows)
         return logits, self._backend.sample(logits, choosing)
 
 

@@ -74,9 +74,9 @@ class CpuProgram:
         self._run_tokens(feed, logits, (*choosing, *picks))
         return logits, picks
 
-    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
+    def run_rows(self, rows: Float32) -> Float32:
         out: Float32 = np.empty((len(rows), self._width), np.float32)
-        self._program.run_rows(self._kernels, rows, outputs, out, None)
+        self._program.run_rows(self._kernels, rows, None, out, None)
         return out
 
     def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:

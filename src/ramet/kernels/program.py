@@ -335,12 +335,8 @@ class CompiledProgram(Protocol):
         """The result's rows, float32[T or R, width]. Raises ``ValueError`` where the feed does not fit the program."""
         ...
 
-    def run_rows(self, rows: Float32, outputs: UInt32 | None = None) -> Float32:
-        """The same for a program that begins with ``Load``.
-
-        ``outputs`` uint32[T, W] has a bit for each output that is wanted of a row, bit i % 32 of word i // 32 for output i, where
-        not all are; the others are what they would be, or what comes of a product that is 0.
-        """
+    def run_rows(self, rows: Float32) -> Float32:
+        """The same for a program that begins with ``Load``."""
         ...
 
     def choose_tokens(self, feed: TokenFeed, choosing: Choosing) -> tuple[Float32, Picks]:
@@ -351,5 +347,9 @@ class CompiledProgram(Protocol):
         ...
 
     def choose_rows(self, rows: Float32, outputs: UInt32 | None, choosing: Choosing) -> tuple[Float32, Picks]:
-        """The same of ``run_rows``."""
+        """The same of ``run_rows``.
+
+        ``outputs`` uint32[T, W] has a bit for each logit that is wanted of a row, bit i % 32 of word i // 32 for logit i, where
+        not all are; the others mean nothing. They are at least those that the masks of ``choosing`` leave.
+        """
         ...

@@ -47,9 +47,10 @@ def choosing_of(sampling: RowSampling) -> Choosing:
 def told(backend: Backend, logits: Float32, picks: Picks, choosing: Choosing) -> list[Choice]:
     """What was chosen of float32[R, V], with the logprobs that are wanted, and what went wrong."""
     choices = [Choice(token_id) for token_id in picks.token_ids.tolist()]
-    num_best = choosing.sampling.num_logprobs[choosing.rows]
-    if max(num_best.tolist(), default=-1) >= 0:
-        num_best = np.where(picks.token_ids < 0, np.int32(-1), num_best)
+    num_best_of = choosing.sampling.num_logprobs.tolist()  # a list: behind the kernels numpy's indexing takes 20 us
+    wanted = [num_best_of[row] for row in choosing.rows.tolist()]
+    if max(wanted, default=-1) >= 0:
+        num_best = np.where(picks.token_ids < 0, np.int32(-1), np.array(wanted, np.int32))
         found = backend.logprobs(logits, picks.token_ids, num_best)
         for i in np.flatnonzero(num_best >= 0).tolist():
             token_id = choices[i].token_id
