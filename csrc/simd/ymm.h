@@ -14,7 +14,7 @@ using preg = __m256i;  // kLanes pairs of int16
 using dreg = __m256i;  // kLanes sums of products of pairs
 
 constexpr int kLanes = 8;
-constexpr int kLinearRows = 4;    // tile of a matrix product, rows
+constexpr int kLinearRows = 6;    // tile of a matrix product, rows
 constexpr int kLinearChains = 4;  // independent accumulators that fit
 constexpr int kCodeRows = 6;      // tile of a quantised product, rows
 constexpr int kQueryTile = 2;     // tile of attention, queries
