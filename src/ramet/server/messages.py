@@ -151,7 +151,7 @@ class _Blocks:
         text = "" if is_begin else part.text
         match part.kind:
             case "call":
-                return ToolUseBlock(self._ids.of(index), part.name or "", _object(text))
+                return ToolUseBlock(self._ids.of(index, part), part.name or "", _object(text))
             case "reasoning":
                 return ThinkingBlock(text)
             case _:

@@ -164,7 +164,9 @@ class _Answer:
             if one.name is not None:
                 self._num_calls += 1
                 function = ChatFunction(name=one.name, arguments="")
-                calls.append(ChatToolCall(id=self._ids.of(one.part), type="function", function=function))
+                calls.append(
+                    ChatToolCall(id=self._ids.of(one.part, self._parted.parts[one.part]), type="function", function=function)
+                )
             elif not calls:  # it goes on with the one before
                 calls.append(ChatToolCall(function=ChatFunction(arguments="")))
             calls[-1].index = self._num_calls - 1
@@ -182,7 +184,7 @@ class _Answer:
         for i, part in enumerate(self._parted.parts):
             if part.kind == "call":
                 function = ChatFunction(name=part.name or "", arguments=part.text)
-                calls.append(ChatToolCall(id=self._ids.of(i), type="function", function=function))
+                calls.append(ChatToolCall(id=self._ids.of(i, part), type="function", function=function))
             else:
                 said[part.kind].append(part.text)
         return ChatMessage(

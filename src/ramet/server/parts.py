@@ -21,17 +21,19 @@ _SIGNS = string.ascii_letters + string.digits
 class CallIds:
     """Ids of the calls in one answer, by the number of the part that each is, with what the dialect puts in front.
 
-    Some templates take nothing but nine letters and digits, when a conversation comes back to them.
+    Some templates take nothing but nine letters and digits, when a conversation comes back to them, and some models give ids
+    themselves and look for those.
     """
 
     def __init__(self, form: ToolFormat, prefix: str) -> None:
         self._prefix, self._length = ("", 9) if form.has_short_ids else (prefix, 24)
         self._ids: dict[int, str] = {}
 
-    def of(self, part: int) -> str:
-        if part not in self._ids:
-            self._ids[part] = self._prefix + "".join(secrets.choice(_SIGNS) for _ in range(self._length))
-        return self._ids[part]
+    def of(self, number: int, part: Part) -> str:
+        if number not in self._ids:
+            made = self._prefix + "".join(secrets.choice(_SIGNS) for _ in range(self._length))
+            self._ids[number] = made if part.call_id is None or part.call_id in self._ids.values() else part.call_id
+        return self._ids[number]
 
 
 @dataclass(frozen=True, slots=True)

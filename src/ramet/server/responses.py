@@ -252,7 +252,7 @@ class _Answer:
         text = "" if is_begin else part.text
         match part.kind:
             case "call":
-                return FunctionCall(item_id, status, self._call_ids.of(index), part.name or "", text)
+                return FunctionCall(item_id, status, self._call_ids.of(index, part), part.name or "", text)
             case "reasoning":
                 return Reasoning(item_id, status, [] if is_begin else [ReasoningText(text)])
             case "text":

@@ -11,6 +11,8 @@ import pytest
 from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, K_CALL, K_SEP, SCRIPTS, F, Parts, Script
 
 from ramet.errors import InvalidRequest
+from ramet.server.parts import CallIds
+from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.formats import tool_format
 from ramet.text.tools.reader import AnswerReader
 from ramet.text.tools.tool import messages_with_tools, tools_of
@@ -124,6 +126,17 @@ def test_only_whole_calls_end_an_answer_in_calls() -> None:
         one = reader("hermes")
         read(one, [written])
         assert one.ends_in_calls == ends
+
+
+def test_kimi_gives_ids_itself() -> None:
+    one = reader("kimi_k2")
+    heads = ("functions.f:3", "g", "functions.f:3")
+    read(one, ["".join(f"{K_CALL}{head}{K_SEP}{{}}" for head in heads)])
+    assert [part.call_id for part in one.parts] == ["functions.f:3", None, "functions.f:3"]
+    ids = [CallIds(ToolFormat(), "call_").of(i, part) for i, part in enumerate(one.parts[:2])]
+    assert (ids[0], ids[1][:5], len(ids[1])) == ("functions.f:3", "call_", 29)
+    both = CallIds(ToolFormat(), "call_")
+    assert len({both.of(i, part) for i, part in enumerate(one.parts)}) == 3
 
 
 def test_the_family_is_that_of_the_template() -> None:

@@ -93,7 +93,7 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
     return True
 
 
-def json_arguments(reading: Reading, name: str) -> Parsing[bool]:
+def json_arguments(reading: Reading, name: str, call_id: str | None = None) -> Parsing[bool]:
     """The arguments of a call, which begins with them. False where they are none: what was taken is held still.
 
     Those that break off, or are no JSON from some place on, end there.
@@ -103,7 +103,7 @@ def json_arguments(reading: Reading, name: str) -> Parsing[bool]:
     def argue(text: str) -> None:
         nonlocal is_called
         if not is_called:
-            reading.call(name)
+            reading.call(name, call_id)
             is_called = True
         reading.argue(text)
 
@@ -112,7 +112,7 @@ def json_arguments(reading: Reading, name: str) -> Parsing[bool]:
         reading.end_call()
     elif is_called:
         reading.break_off(told.ending)
-    return is_called or _called_at_the_end(reading, name)
+    return is_called or _called_at_the_end(reading, name, call_id)
 
 
 def json_scalar(word: str) -> str | None:
@@ -129,11 +129,11 @@ def _broken(reading: Reading, name: str | None, is_called: bool) -> bool:
     return True
 
 
-def _called_at_the_end(reading: Reading, name: str | None) -> bool:
+def _called_at_the_end(reading: Reading, name: str | None, call_id: str | None = None) -> bool:
     """Whether what was cut before its arguments is a call all the same."""
     if not (reading.is_over and reading.is_cut and name is not None):
         return False
-    reading.call(name)
+    reading.call(name, call_id)
     return True
 
 

@@ -47,10 +47,13 @@ class Delta:
 
 @dataclass(slots=True)
 class Part:
-    """A stretch of reasoning or of text, or a call, whose text is its arguments. ``is_whole``: they came to their end."""
+    """A stretch of reasoning or of text, or a call, whose text is its arguments. ``is_whole``: they came to their end.
+    ``call_id`` is the one that the model gave it, where its family has such.
+    """
 
     kind: Kind
     name: str | None = None
+    call_id: str | None = None
     is_whole: bool = False
     _texts: list[str] = field(default_factory=list)
 
@@ -210,12 +213,12 @@ class Reading:
         if is_more and self.parts and self.parts[-1].kind == kind:
             self._trims, self._spaces = False, ["\n\n"]
 
-    def call(self, name: str) -> None:
+    def call(self, name: str, call_id: str | None = None) -> None:
         """A call of a tool begins; what is held was its markup."""
         self.drop()
         self.is_broken = False
         self.begin("text")
-        self.parts.append(Part("call", name))
+        self.parts.append(Part("call", name, call_id))
         self._deltas.append(Delta(len(self.parts) - 1, "call", "", name))
 
     def argue(self, text: str) -> None:

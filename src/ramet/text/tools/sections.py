@@ -76,7 +76,11 @@ class Sections(ToolFormat):
         if not (yield from reading.word((self.marks.separator,))):
             return False
         name = yield from self._name(reading, head.strip())
-        return bool(name) and (yield from json_arguments(reading, name))
+        return bool(name) and (yield from json_arguments(reading, name, self._id(head.strip())))
+
+    def _id(self, head: str) -> str | None:
+        """The id that a head gives its call."""
+        return None
 
     def _name(self, reading: Reading, head: str) -> Parsing[str]:
         """The tool's, of what stands before the separator; empty where there is none."""
@@ -164,6 +168,9 @@ class Kimi(Sections):
         found = _KIMI_HEAD.fullmatch(head)
         char = yield from reading.skip_space()
         return found[1] if found is not None and char == "{" else ""
+
+    def _id(self, head: str) -> str | None:
+        return head if head.startswith("functions.") and ":" in head else None
 
     def _call(self, tool: Tool, arguments: str) -> str:
         return f"{rules.quoted('functions.' + tool.name + ':')} /[0-9]{{1,3}}/ {self._mark(self.marks.separator)} {arguments}"
