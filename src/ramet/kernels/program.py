@@ -308,9 +308,9 @@ NO_ADAPTERS = Adapters((), np.empty(0, np.int32))
 """Those of a batch in which no row has one; its ``of_rows`` is left out."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TokenFeed:
-    """What changes from run to run of a program over tokens.
+    """What changes from run to run of a program over tokens. Not frozen, for it is made at each step; nobody changes it.
 
     ``cos`` and ``sin`` float32[positions, columns] are a table of rotary angles that reaches as far as the batch does; ``Pairs``
     names columns of it. ``wanted`` int32[R] are rows of the batch, in any order. ``kv_layers``

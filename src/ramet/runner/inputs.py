@@ -42,7 +42,9 @@ def _fault(batch: Batch, page_size: int, num_pages: int) -> str:
         batch.sample_rows,
         page_size,
         num_pages,
-    ) or range_fault("prompt_logprob_rows", batch.prompt_logprob_rows, batch.num_tokens)
+    )
+    if not fault and len(batch.prompt_logprob_rows):
+        fault = range_fault("prompt_logprob_rows", batch.prompt_logprob_rows, batch.num_tokens)
     copies = batch.page_copies
     if fault or not len(copies):
         return fault
