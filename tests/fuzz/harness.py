@@ -52,7 +52,7 @@ class Report:
 
 
 def fuzz(target: Target, folder: Path, *, seconds: float, seed: int = 0) -> Report:
-    """Try all known inputs, and then others for some time. Raises ``Failed``, with the input left in ``folder``."""
+    """Try all known inputs, and then others for so long of CPU. Raises ``Failed``, with the input left in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
@@ -66,7 +66,7 @@ def _tried(target: Target, attempt: Attempt, folder: Path, seconds: float, seed:
     report = Report()
     num_known, ends_s = len(pool), 0.0
     with last.open("wb", buffering=0) as written:
-        while (is_known := report.num_tried < num_known) or time.monotonic() < ends_s:
+        while (is_known := report.num_tried < num_known) or time.process_time() < ends_s:
             data = pool[report.num_tried] if is_known else target.mutate(rng, rng.choice(pool), pool)
             written.seek(0)
             written.write(data)
@@ -82,7 +82,7 @@ def _tried(target: Target, attempt: Attempt, folder: Path, seconds: float, seed:
                 raise Failed(f"{place}: {data[:200]!r} ({kept})") from error
             report.num_tried += 1
             if report.num_tried == num_known:
-                ends_s = time.monotonic() + seconds
+                ends_s = time.process_time() + seconds
             if outcome not in report.outcomes and not is_known and len(pool) < _MAX_KEPT:
                 pool.append(data)
             report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
