@@ -362,14 +362,19 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
                            partials_.get<float>(floats),
                            scoring.window,
                            scoring.cap};
+  units_.clear();
+  const bool are_few = static_cast<int>(plan.tasks.size()) < 2 * pool_.num_threads();  // all threads get some
+  for (const AttentionTask& task : plan.tasks) {
+    const int64_t together = are_few ? 1 : ops_.heads_together(args, task);
+    for (int64_t head = 0; head < layer.num_heads; head += together)
+      units_.push_back({&task, head, std::min(together, layer.num_heads - head)});
+  }
   const int64_t queries = plan.max_task_rows * (num_heads / layer.num_heads);
   const auto scratch = static_cast<size_t>(attention_scratch_floats(queries, layer.head_dim));
-  const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
-  pool_.run(num_tasks * layer.num_heads, 1, [&](int64_t begin, int64_t end, int thread) {
+  const AttentionUnit* units = units_.data();
+  pool_.run(static_cast<int64_t>(units_.size()), 1, [&](int64_t begin, int64_t end, int thread) {
     auto* own = attention_[static_cast<size_t>(thread)].get<float>(scratch);
-    for (int64_t i = begin; i < end; ++i) {
-      ops_.attend(args, plan.tasks[static_cast<size_t>(i / layer.num_heads)], i % layer.num_heads, own);
-    }
+    ops_.attend(args, units + begin, units + end, own);
   });
   const auto num_merges = static_cast<int64_t>(plan.split_rows.size()) * num_heads;
   pool_.run(num_merges, 64, [&](int64_t begin, int64_t end, int) {

@@ -221,6 +221,7 @@ private:
   Pool pool_;
   std::mutex mutex_;
   Scratch partials_, sampling_;
+  std::vector<AttentionUnit> units_;
   std::vector<Scratch> attention_;  // one a thread
   std::vector<Inputs> own_;         // one a thread
   Inputs shared_;

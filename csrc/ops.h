@@ -115,6 +115,12 @@ struct AttentionTask {
   int32_t first_page;  // into Plan's page_ids: the page table of a sequence
 };
 
+// KV heads of a task that one thread does together.
+struct AttentionUnit {
+  const AttentionTask* task;
+  int64_t first_head, num_heads;
+};
+
 // A row whose spans are done by several tasks: partial results, merged in order at the end.
 struct SplitRow {
   int32_t row, num_spans;
@@ -146,14 +152,18 @@ struct AttentionArgs {
   float cap;                      // scores become cap * tanh(score / cap); 0 for as they are
 };
 
+// KV heads that may stand together in a task have at most so many numbers a position.
+constexpr int64_t kTogetherWidth = 512;
+
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 inline int64_t partial_floats(int64_t head_dim) {  // sums, in whole pairs of vectors; then largest, total
   return (head_dim + 31) / 32 * 32 + 16;
 }
-// Of one task: results, queries and scores, and a span's keys and values.
+// Of one unit: results, queries and scores, and a span's keys and values.
 inline int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
   const int64_t per_query = 3 * partial_floats(head_dim) + kSpan;
-  return (padded(queries) + 48) * per_query + kSpan * partial_floats(head_dim) + 1024;
+  return (padded(queries) + 48) * per_query + kSpan * partial_floats(head_dim) + kSpan * kTogetherWidth +
+         1024;
 }
 
 struct SampleArgs;   // sampling.h
@@ -179,7 +189,9 @@ struct Ops {
                int64_t begin, int64_t end);
   void (*store_bf16)(uint16_t* dst, const float* src, int64_t n);
   void (*store_int8)(int8_t* row, const float* src, int64_t n);  // a row of KVFormat::int8
-  void (*attend)(const AttentionArgs&, const AttentionTask&, int64_t kv_head, float* scratch);
+  // How many KV heads of a task are best done together.
+  int64_t (*heads_together)(const AttentionArgs&, const AttentionTask&);
+  void (*attend)(const AttentionArgs&, const AttentionUnit* begin, const AttentionUnit* end, float* scratch);
   void (*merge)(const AttentionArgs&, const SplitRow&, int64_t head);
   void (*sample)(const SampleArgs&, int64_t row, uint8_t* scratch);  // sampling_scratch_bytes
   void (*logprobs)(const LogprobArgs&, int64_t row, uint8_t* scratch);

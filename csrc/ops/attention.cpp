@@ -69,8 +69,19 @@ bool hides_infinities(const TaskView& view) {
          has_infinities(view, inside(view.end_of(0)), inside(view.end_of(last)));
 }
 
+// Of one row, all that is read is seen. A key that is not finite is too much for heads that stand together.
+void walk_row(const TaskView& view, float* scratch) {
+  if (TileWalk(view, scratch).run()) return;
+  for (int64_t head = view.kv_head; head < view.kv_head + view.num_kv_heads; ++head)
+    TileWalk(TaskView(view.args, view.task, head, 1), scratch).run();
+}
+
 void walk_tiles(const TaskView& view, float* scratch) {
-  if (!hides_infinities(view)) return TileWalk(view, scratch).run();
+  if (view.task.num_rows == 1) return walk_row(view, scratch);
+  if (!hides_infinities(view)) {
+    TileWalk(view, scratch).run();
+    return;
+  }
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;
@@ -78,20 +89,36 @@ void walk_tiles(const TaskView& view, float* scratch) {
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
-    TileWalk(TaskView(view.args, alone, view.kv_head), scratch).run();
+    TileWalk(TaskView(view.args, alone, view.kv_head, 1), scratch).run();
   }
 }
 #endif
 
 }  // namespace
 
-void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch) {
-  const TaskView view(args, task, kv_head);
 #ifdef RAMET_TILES
-  if (args.format != KVFormat::f32) return walk_tiles(view, scratch);
-#endif
-  walk(view, scratch);
+int64_t heads_together(const AttentionArgs& args, const AttentionTask& task) {
+  if (args.format == KVFormat::f32 || task.num_rows > 1) return 1;
+  const int64_t lanes = kTile * args.num_kv_heads / args.num_heads;
+  const int64_t heads = kTogetherWidth / tile_width(args.head_dim);
+  return lanes > heads ? heads : lanes > 1 ? lanes : 1;
 }
+
+void attend(const AttentionArgs& args, const AttentionUnit* begin, const AttentionUnit* end, float* scratch) {
+  if (args.format == KVFormat::f32) {
+    for (const AttentionUnit* unit = begin; unit < end; ++unit) walk(TaskView(args, *unit), scratch);
+    return;
+  }
+  const Tiles tiles(kWholeTiles);
+  for (const AttentionUnit* unit = begin; unit < end; ++unit) walk_tiles(TaskView(args, *unit), scratch);
+}
+#else
+int64_t heads_together(const AttentionArgs&, const AttentionTask&) { return 1; }
+
+void attend(const AttentionArgs& args, const AttentionUnit* begin, const AttentionUnit* end, float* scratch) {
+  for (const AttentionUnit* unit = begin; unit < end; ++unit) walk(TaskView(args, *unit), scratch);
+}
+#endif
 
 void merge(const AttentionArgs& args, const SplitRow& row, int64_t head) {
   const int64_t dims = padded(args.head_dim);

@@ -9,27 +9,26 @@ namespace RAMET_ISA {
 constexpr int64_t kTile = 16;  // rows of a tile
 constexpr int64_t kWide = 32;  // bfloat16 numbers in a row of it
 constexpr int64_t kTileSize = kTile * kWide;
+constexpr Tiles::Shape kWhole{kTile, 2 * kWide};
+constexpr Tiles::Shape kWholeTiles[8] = {kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole};
+
+// Numbers of a row of keys or values in whole tile rows.
+static inline int64_t tile_width(int64_t head_dim) { return (head_dim + kWide - 1) / kWide * kWide; }
 
 // Rows of bfloat16 numbers, of any head size, in whole tile rows and always as far apart.
 constexpr int64_t kMaxWidth = 256;
 using Row = uint16_t[kMaxWidth];
 
-// The 128 bits from d on of rows 0, Apart, 2 * Apart and 3 * Apart.
-template <int64_t Apart>
-RAMET_INLINE __m512i four_of(const Row* rows, int64_t d) {
-  const auto part = [&](int64_t i) {
-    return _mm_load_si128(reinterpret_cast<const __m128i*>(rows[i * Apart] + d));
-  };
-  __m512i x = _mm512_castsi128_si512(part(0));
-  x = _mm512_inserti32x4(x, part(1), 1);
-  x = _mm512_inserti32x4(x, part(2), 2);
-  return _mm512_inserti32x4(x, part(3), 3);
-}
-
-// 8 dims, from d on, of 16 queries: each pair of dims becomes a row.
-static inline void lay_queries(const Row* rows, int64_t d, uint16_t* to) {
+// Four columns of pairs, from number d on, of 16 rows `apart`: each becomes a row.
+RAMET_INLINE void turn_pairs(const uint16_t* rows, int64_t apart, int64_t d, uint16_t* to) {
   __m512i x[4];
-  RAMET_UNROLL for (int i = 0; i < 4; ++i) x[i] = four_of<4>(rows + i, d);
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // of rows i, i + 4, i + 8 and i + 12
+    const auto part = [&](int64_t row) {
+      return _mm_load_si128(reinterpret_cast<const __m128i*>(rows + row * apart + d));
+    };
+    x[i] = _mm512_inserti32x4(_mm512_castsi128_si512(part(i)), part(i + 4), 1);
+    x[i] = _mm512_inserti32x4(_mm512_inserti32x4(x[i], part(i + 8), 2), part(i + 12), 3);
+  }
   const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
   const __m512i e = _mm512_unpacklo_epi32(x[2], x[3]), f = _mm512_unpackhi_epi32(x[2], x[3]);
   _mm512_store_si512(to, _mm512_unpacklo_epi64(a, e));
@@ -38,23 +37,27 @@ static inline void lay_queries(const Row* rows, int64_t d, uint16_t* to) {
   _mm512_store_si512(to + 3 * kWide, _mm512_unpackhi_epi64(b, f));
 }
 
-// 8 dims, from d on, of the values of 32 positions: each dim becomes a row.
-static inline void lay_values(const Row* rows, int64_t d, uint16_t* to) {
-  __m512i x[8], y[8];
-  RAMET_UNROLL for (int i = 0; i < 8; ++i) x[i] = four_of<8>(rows + i, d);
-  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // two positions of 4 dims each
-    y[i] = _mm512_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
-    y[i + 4] = _mm512_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
+// Values of 16 positions to half of the tiles of pairs of positions that 32 of them fill, two tiles for 32
+// dims. Of every 8 dims the first four are in one tile, the others in the other: `in_order` undoes that.
+RAMET_INLINE void lay_values(const uint16_t* rows, int64_t apart, int64_t width, uint16_t* to) {
+  for (int64_t i = 0; i < kTile / 2; ++i, rows += 2 * apart, to += kWide) {
+    for (int64_t d = 0; d < width; d += kWide) {
+      const __m512i a = _mm512_loadu_si512(rows + d), b = _mm512_loadu_si512(rows + apart + d);
+      _mm512_store_si512(to + d * kWide, _mm512_unpacklo_epi16(a, b));
+      _mm512_store_si512(to + d * kWide + kTileSize, _mm512_unpackhi_epi16(a, b));
+    }
   }
-  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // four positions of 2 dims
-    x[2 * i] = _mm512_unpacklo_epi32(y[2 * i], y[2 * i + 1]);
-    x[2 * i + 1] = _mm512_unpackhi_epi32(y[2 * i], y[2 * i + 1]);
-  }
-  RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // all of one dim
-    const __m512i &first = x[i / 2 * 4 + i % 2], &second = x[i / 2 * 4 + i % 2 + 2];
-    _mm512_store_si512(to + 2 * i * kWide, _mm512_unpacklo_epi64(first, second));
-    _mm512_store_si512(to + (2 * i + 1) * kWide, _mm512_unpackhi_epi64(first, second));
-  }
+}
+
+// 32 sums whose columns stand as lay_values leaves them.
+struct Sums32 {
+  f32x16 first, second;
+};
+RAMET_INLINE Sums32 in_order(const f32x16& a, const f32x16& b) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  return {{{_mm512_permutex2var_ps(a.r[0], first, b.r[0])}},
+          {{_mm512_permutex2var_ps(a.r[0], second, b.r[0])}}};
 }
 
 // `width` numbers, those from head_dim on zero.

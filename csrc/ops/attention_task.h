@@ -131,21 +131,27 @@ struct Queries {
   int64_t first, last;
 };
 
-// The queries of one task and KV head, `group` heads of each row; rows rise in position.
+// The queries of one task and its KV heads from `kv_head` on, `group` heads of each row; rows rise in
+// position.
 struct TaskView {
   const AttentionArgs& args;
   const AttentionTask& task;
-  const int64_t kv_head, group, num_queries;
+  const int64_t kv_head, num_kv_heads;
+  const int64_t per_kv_head, group, num_queries;
 
-  TaskView(const AttentionArgs& a, const AttentionTask& t, int64_t head)
+  TaskView(const AttentionArgs& a, const AttentionUnit& unit)
+      : TaskView(a, *unit.task, unit.first_head, unit.num_heads) {}
+  TaskView(const AttentionArgs& a, const AttentionTask& t, int64_t head, int64_t num)
       : args(a),
         task(t),
         kv_head(head),
-        group(a.num_heads / a.num_kv_heads),
-        num_queries(a.num_heads / a.num_kv_heads * t.num_rows) {}
+        num_kv_heads(num),
+        per_kv_head(a.num_heads / a.num_kv_heads),
+        group(per_kv_head * num),
+        num_queries(group * t.num_rows) {}
 
   int64_t row(int64_t query) const { return args.task_rows[task.first_row + query / group]; }
-  int64_t head(int64_t query) const { return kv_head * group + query % group; }
+  int64_t head(int64_t query) const { return kv_head * per_kv_head + query % group; }
   const float* q(int64_t query) const { return args.q + row(query) * args.ldq + head(query) * args.head_dim; }
   float* out(int64_t query) const {
     return args.out + (row(query) * args.num_heads + head(query)) * args.head_dim;
@@ -171,7 +177,7 @@ struct TaskView {
     return some;
   }
 
-  // Where the keys of `num` positions from `start` on lie.
+  // Where the first head's keys of `num` positions from `start` on lie.
   void find(int64_t start, int64_t num, int64_t* offsets) const {
     const int32_t* page = args.page_ids + task.first_page + start / args.page_size;
     const int64_t row = kv_row_items(args.format, args.head_dim), slot_size = args.num_kv_heads * row;

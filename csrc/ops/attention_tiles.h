@@ -1,11 +1,12 @@
 // Attention by matrix tiles, for keys and values in bfloat16 or as codes. 16 queries are a block, and each
-// has a lane of every vector: scores stand as [position][query], weights likewise, sums as [dim][query].
+// has a lane of every vector: scores stand as [position][query], weights and sums as [query][position or
+// dim].
 //
 // Keys are tiles as they are stored. Weights are bfloat16, so they are made of scores as numbers of 16 bits
 // (Weights); what a query's weights are relative to is known after its first scores of a span, and so each
 // tile of scores becomes weights while the next one is scored.
 #pragma once
-#include "ops/attention_layout.h"
+#include "ops/attention_rows.h"
 #include "ops/attention_weights.h"
 
 namespace ramet {
@@ -15,20 +16,21 @@ class TileWalk {
 public:
   TileWalk(const TaskView& view, float* scratch)
       : v_(view),
-        width_((view.args.head_dim + kWide - 1) / kWide * kWide),
+        width_(tile_width(view.args.head_dim)),
         ends_(reinterpret_cast<int32_t*>(scratch)),
         rows_(ends_ + padded(view.num_queries)),
         heads_(rows_ + padded(view.num_queries)),
-        keys_(reinterpret_cast<uint16_t*>(heads_ + padded(view.num_queries))),
-        values_(keys_ + kSpan * width_),
-        queries_(values_ + kSpan * width_),
-        weights_(queries_ + padded(view.num_queries) * width_),
-        scores_(reinterpret_cast<float*>(weights_ + kSpan * kTile)),
+        found_(view, copies_of(view, heads_), copies_of(view, heads_) + SpanRows::space(view)),
+        laid_(copies_of(view, heads_) + 2 * SpanRows::space(view)),
+        queries_(laid_ + kSpan * width_),
+        weights_(queries_ + view.num_kv_heads * padded(view.num_queries) * width_),
+        turned_(weights_ + kStep * kTile),
+        scores_(reinterpret_cast<float*>(turned_ + (kSpan + kStep) * kTile)),
         sums_(scores_ + kRing * kTile * kTile),
-        totals_(sums_ + (width_ + 2) * kTile),
-        tiles_({kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole}) {}
+        totals_(sums_ + 2 * kTile * width_ + 2 * kTile) {}
 
-  void run() {
+  // False, and to be done again, where a score of heads that stand together is odd.
+  bool run() {
     find_queries();
     for (int64_t base = 0; base < v_.num_queries; base += kTile) load_queries(base);
     for (int64_t s = 0; s < v_.task.num_spans; ++s) {
@@ -38,27 +40,36 @@ public:
       load_span(begin, {v_.seen(queries.first, begin).first, v_.seen(queries.last - 1, begin).end});
       for (int64_t base = queries.first / kTile * kTile; base < queries.last; base += kTile) {
         Block b = block_at(base, begin, queries);
-        if (!soften(b)) soften_again(b);
+        if (!soften(b)) {
+          if (is_together()) return false;
+          soften_again(b);
+        }
         finish(b, span);
       }
     }
     for (int64_t base = 0; base < v_.num_queries; base += kTile) write_out(base);
+    return true;
   }
 
 private:
-  static constexpr Tiles::Shape kWhole{16, 64};
   static constexpr int64_t kRing = 4;  // tiles of scores
 
   // Up to 16 queries in a span.
   struct Block {
     int64_t base, first_row, num_rows;  // queries base + first_row to base + num_rows
     int64_t begin, end;                 // of the span's positions that any of them sees, in whole steps
+    int64_t seen_end;                   // of the positions themselves
     int64_t all_first, all_end;         // what all lanes see
     int64_t last_first;                 // where the last query begins to see
     __m512i first, ends;                // what each lane sees
     Weights weights;
   };
 
+  // Several KV heads: one row's queries are one block, and meet each head's keys in lanes of their own.
+  bool is_together() const { return v_.num_kv_heads > 1; }
+  static uint16_t* copies_of(const TaskView& view, int32_t* heads) {
+    return reinterpret_cast<uint16_t*>(heads + padded(view.num_queries));
+  }
   uint16_t* queries_of(int64_t base) const { return queries_ + base * width_; }
 
   Block block_at(int64_t base, int64_t begin, const Queries& queries) const {
@@ -76,7 +87,8 @@ private:
     _mm512_store_si512(first, b.first);
     _mm512_store_si512(last, b.ends);
     b.begin = step_floor(first[b.first_row]);
-    b.end = step_ceil(last[b.num_rows - 1]);
+    b.seen_end = last[b.num_rows - 1];
+    b.end = step_ceil(b.seen_end);
     b.last_first = first[b.num_rows - 1];
     b.all_first = first[kTile - 1];
     b.all_end = last[0];
@@ -93,7 +105,7 @@ private:
     for (int64_t row = 0; row < v_.task.num_rows; ++row) {
       for (int64_t head = 0; head < v_.group; ++head, ++i) {
         rows_[i] = v_.args.task_rows[v_.task.first_row + row];
-        heads_[i] = static_cast<int32_t>(v_.kv_head * v_.group + head);
+        heads_[i] = static_cast<int32_t>(v_.kv_head * v_.per_kv_head + head);
         ends_[i] = v_.args.positions[rows_[i]] + 1;
       }
     }
@@ -104,7 +116,8 @@ private:
     return v_.args.q + rows_[i] * v_.args.ldq + heads_[i] * v_.args.head_dim;
   }
 
-  // To queries_[16 queries][32 dims], each a tile of pairs of dims.
+  // To queries_[16 queries][32 dims], each a tile of pairs of dims; for heads that stand together once for
+  // each, where other heads' queries are zero.
   void load_queries(int64_t base) {
     alignas(64) Row rows[kTile];
     const f32x16 scale = mul(v_.q_scale(), set(v_.args.cap > 0 ? 1.0f : Weights::kUnit));
@@ -118,55 +131,29 @@ private:
         _mm512_store_si512(rows[i] + d, (__m512i)_mm512_cvtne2ps_pbh(part(d + 16), part(d)));
     }
     uint16_t* to = queries_of(base);
-    for (int64_t d = 0; d < width_; d += 8) lay_queries(rows, d, to + d * kTile);
+    for (int64_t d = 0; d < width_; d += 8) turn_pairs(rows[0], kMaxWidth, d, to + d * kTile);
+    if (!is_together()) return;
+    for (int64_t k = v_.num_kv_heads; k-- > 0;) {  // the first is where all of them are, so it comes last
+      const auto own = static_cast<__mmask16>(((1 << v_.per_kv_head) - 1) << k * v_.per_kv_head);
+      for (int64_t i = 0; i < kTile * width_; i += kWide)
+        _mm512_store_si512(to + k * kTile * width_ + i, _mm512_maskz_loadu_epi32(own, to + i));
+    }
   }
 
-  // Finds the keys and lays out the values that are seen of the span at `begin`.
+  // Finds the keys and values of the span at `begin`, and lays out the values, if all blocks have the same.
   void load_span(int64_t begin, const Seen& seen) {
-    int64_t at[kSpan];
-    v_.find(begin + seen.first, seen.end - seen.first, at + seen.first);
-    alignas(64) Row rows[kStep];
     for (int64_t j = step_floor(seen.first); j < seen.end; j += kStep) {
-      for (int64_t half = j; half < j + kStep; half += kTile) find_keys(at, seen, half);
-      copy<kStep>(v_.args.values, at, seen, j, rows[0], kMaxWidth);
-      for (int64_t d = 0; d < width_; d += 8) lay_values(rows, d, values_ + j * width_ + d * kWide);
+      found_.find(begin, seen, j);
+      found_.find(begin, seen, j + kTile);
+      if (!is_together()) load_values(0, j);
     }
   }
 
-  // 16 positions' keys are a tile where they lie, if they are neighbours there; else copies are.
-  void find_keys(const int64_t* at, const Seen& seen, int64_t j) {
-    Keys& keys = key_tiles_[j / kTile];
-    const int64_t apart = v_.args.num_kv_heads * v_.args.head_dim;
-    if (v_.args.format == KVFormat::bf16 && width_ == v_.args.head_dim && j >= seen.first &&
-        j + kTile <= seen.end && at[j + kTile - 1] - at[j] == (kTile - 1) * apart) {
-      keys = {static_cast<const uint16_t*>(v_.args.keys) + at[j], apart};
-      return;
-    }
-    keys = {keys_ + j * width_, width_};
-    copy<kTile>(v_.args.keys, at, seen, j, keys_ + j * width_, width_);
-  }
-
-  // What is stored for N positions from j on, in whole tile rows `apart`; zeros where nobody sees it.
-  template <int N>
-  void copy(const void* stored, const int64_t* at, const Seen& seen, int64_t j, uint16_t* to,
-            int64_t apart) const {
-    const int64_t dim = v_.args.head_dim, width = width_;
-    const auto* numbers = static_cast<const uint16_t*>(stored);
-    if (v_.args.format == KVFormat::bf16 && dim == width && j >= seen.first && j + N <= seen.end) {
-      for (int64_t d = 0; d < width; d += kWide) {
-        for (int64_t i = 0; i < N; ++i)
-          _mm512_store_si512(to + i * apart + d, _mm512_loadu_si512(numbers + at[j + i] + d));
-      }
-      return;
-    }
-    for (int64_t i = j; i < j + N; ++i, to += apart) {
-      if (i < seen.first || i >= seen.end) {
-        std::memset(to, 0, static_cast<size_t>(width) * sizeof(uint16_t));
-      } else if (v_.args.format == KVFormat::int8) {
-        copy_row(static_cast<const int8_t*>(stored) + at[i], v_.code_scale(stored, at[i]), dim, width, to);
-      } else {
-        copy_row(numbers + at[i], dim, width, to);
-      }
+  // A head's values at 32 positions.
+  void load_values(int64_t k, int64_t j) const {
+    for (int64_t half = 0; half < kStep; half += kTile) {
+      const Rows16& values = found_.values(j + half);
+      lay_values(values.rows + k * width_, values.apart, width_, laid_ + j * width_ + half * kTile);
     }
   }
 
@@ -174,17 +161,18 @@ private:
   // span.
   static constexpr int64_t kKeptWidth = 2 * kWide;
 
+  bool keeps_queries() const { return width_ == kKeptWidth && !is_together(); }
   void keep_queries(const Block& b) const {
-    if (width_ != kKeptWidth) return;
+    if (!keeps_queries()) return;
     tile_load<4>(queries_of(b.base), 64);
     tile_load<5>(queries_of(b.base) + kTileSize, 64);
   }
 
   template <int T>
   void score(const Block& b, int64_t j) const {
-    const Keys& keys = key_tiles_[j / kTile];
+    const Rows16& keys = found_.keys(j);
     tile_zero<T>();
-    if (width_ == kKeptWidth) {
+    if (keeps_queries()) {
       tile_load<6>(keys.rows, keys.apart * 2);
       tile_dot_bf16<T, 6, 4>();
       tile_load<7>(keys.rows + kWide, keys.apart * 2);
@@ -199,26 +187,55 @@ private:
     }
   }
 
+  // Scores of heads that stand together: two tiles side by side, as each product waits for the one before.
+  void score_together(int64_t j) const {
+    const Rows16 &first = found_.keys(j), &second = found_.keys(j + kTile);
+    const uint16_t* queries = queries_;
+    tile_zero<0>();
+    tile_zero<1>();
+    for (int64_t d = 0; d < v_.num_kv_heads * width_; d += kWide, queries += kTileSize) {
+      tile_load<4>(queries, 64);
+      tile_load<6>(first.rows + d, first.apart * 2);
+      tile_dot_bf16<0, 6, 4>();
+      tile_load<7>(second.rows + d, second.apart * 2);
+      tile_dot_bf16<1, 7, 4>();
+    }
+  }
+
+  // Half of a step's scores; for heads that stand together first all, then nothing.
+  template <int T>
+  void score_step(const Block& b, int64_t j) const {
+    if (!is_together()) return score<T>(b, j + T * kTile);
+    if (T == 0) score_together(j);
+  }
+
   // Makes a block's weights. Each tile of scores is stored two tiles before it is needed.
   bool soften(Block& b) const {
     Weights w = b.weights;  // in registers
     w.start();
     keep_queries(b);
+    const int64_t num_turned = is_together() ? b.num_rows : kTile;  // zeros of who begins later count
     const auto tile_at = [&](int64_t j) { return scores_ + j / kTile % kRing * kTile * kTile; };
-    score<0>(b, b.begin);
-    score<1>(b, b.begin + kTile);
+    score_step<0>(b, b.begin);
+    score_step<1>(b, b.begin);
     tile_store<0>(tile_at(b.begin), 64);
     tile_store<1>(tile_at(b.begin + kTile), 64);
     for (int64_t j = b.begin; j < b.end; j += kStep) {
       const bool is_last = j + kStep >= b.end;
-      if (!is_last) score<0>(b, j + kStep);
-      soften_tile(b, w, j, tile_at(j));
+      if (!is_last) score_step<0>(b, j + kStep);
+      soften_tile(b, w, j, tile_at(j), weights_);
       if (!is_last) {
         tile_store<0>(tile_at(j + kStep), 64);
-        score<1>(b, j + kStep + kTile);
+        score_step<1>(b, j + kStep);
       }
-      soften_tile(b, w, j + kTile, tile_at(j + kTile));
+      if (j + kTile < b.seen_end) {
+        soften_tile(b, w, j + kTile, tile_at(j + kTile), weights_ + kTile * kTile);
+      } else {
+        std::memset(weights_ + kTile * kTile, 0, kTile * kTile * sizeof(uint16_t));
+      }
       if (!is_last) tile_store<1>(tile_at(j + kStep + kTile), 64);
+      for (int64_t i = 0; i < num_turned; i += 4)
+        turn_pairs(weights_, kWide, 2 * i, turned_ + j * kTile + i * kWide);
     }
     const int64_t lanes = (int64_t{1} << b.num_rows) - (int64_t{1} << b.first_row);
     const bool good = w.are_good(static_cast<__mmask16>(lanes));
@@ -226,11 +243,11 @@ private:
     return good;
   }
 
-  RAMET_INLINE void soften_tile(const Block& b, Weights& w, int64_t j, float* scores) const {
+  RAMET_INLINE void soften_tile(const Block& b, Weights& w, int64_t j, float* scores, uint16_t* to) const {
     if (v_.args.cap > 0) bend(scores, {0, kTile * kTile}, v_.args.cap * Weights::kUnit);
     if (j < b.all_first || j + kTile > b.all_end) hide(b, j, scores);
     if (j <= b.last_first) w.look_at(scores, beginning_in(b, j));
-    w.make(scores, weights_ + j * kTile);
+    w.make(scores, to);
   }
 
   // The queries whose first position is in the tile at j: it alone gives their references, whoever is beside
@@ -265,22 +282,29 @@ private:
     if (!soften(b)) b.weights.spoil_bad();
   }
 
-  // Weights times values, 64 dims at a time, to sums[dim][query].
+  // Weights times values to sums[query][dim], 64 dims at a time. Each head that stands together with others
+  // writes 16 rows of which the first are its own, and later heads the others.
   void sum(const Block& b, float* sums) const {
-    int64_t d = 0;
-    for (; d + 2 * kWide <= width_; d += 2 * kWide) sum_dims<4>(b, d, sums + d * kTile);
-    for (; d < width_; d += kWide) sum_dims<2>(b, d, sums + d * kTile);
+    for (int64_t k = 0; k < v_.num_kv_heads; ++k) {
+      const int64_t first = k * v_.per_kv_head;
+      if (is_together()) load_values(k, b.begin);
+      int64_t d = 0;
+      for (; d + 2 * kWide <= width_; d += 2 * kWide) sum_dims<4>(b, k, d, sums + first * width_ + d);
+      for (; d < width_; d += kWide) sum_dims<2>(b, k, d, sums + first * width_ + d);
+    }
   }
 
-  template <int N>  // tiles of 16 dims
-  void sum_dims(const Block& b, int64_t d, float* sums) const {
+  // N tiles of 16 dims. Values that are not laid out yet are, a step ahead of their products.
+  template <int N>
+  void sum_dims(const Block& b, int64_t k, int64_t d, float* sums) const {
     tile_zero<0>();
     tile_zero<1>();
     tile_zero<2>();
     tile_zero<3>();
     for (int64_t j = b.begin; j < b.end; j += kStep) {
-      const uint16_t* values = values_ + j * width_ + d * kWide;
-      tile_load<4>(weights_ + j * kTile, 64);
+      const uint16_t* values = laid_ + j * width_ + d * kStep;
+      if (is_together() && d == 0 && j + kStep < b.end) load_values(k, j + kStep);
+      tile_load<4>(turned_ + j * kTile + k * v_.per_kv_head * kWide, 64);
       add_products<0, 5>(values);
       add_products<1, 6>(values + kTileSize);
       if constexpr (N == 4) {
@@ -288,100 +312,98 @@ private:
         add_products<3, 5>(values + 3 * kTileSize);
       }
     }
-    tile_store<0>(sums, 64);
-    tile_store<1>(sums + kTile * kTile, 64);
+    tile_store<0>(sums, width_ * 4);
+    tile_store<1>(sums + kTile, width_ * 4);
     if constexpr (N == 4) {
-      tile_store<2>(sums + 2 * kTile * kTile, 64);
-      tile_store<3>(sums + 3 * kTile * kTile, 64);
+      tile_store<2>(sums + 2 * kTile, width_ * 4);
+      tile_store<3>(sums + 3 * kTile, width_ * 4);
     }
   }
-  template <int Sum, int A>
+  template <int Sum, int B>
   static void add_products(const uint16_t* values) {
-    tile_load<A>(values, 64);
-    tile_dot_bf16<Sum, A, 4>();
+    tile_load<B>(values, 64);
+    tile_dot_bf16<Sum, 4, B>();
   }
 
-  // Where a block's first span puts its sums, and later ones are merged: [dim][query], largest, total.
-  float* totals_of(int64_t base) const { return totals_ + base * (width_ + 2); }
+  // What a block has of one span or several: sums[query][dim], in the order of lay_values.
+  struct Result {
+    float *sums, *largest, *total;
+  };
+  Result result_at(float* sums) const {
+    float* last = sums + 2 * kTile * width_;
+    return {sums, last, last + kTile};
+  }
+  // Where its first span puts it, and later ones are merged.
+  Result total_of(int64_t base) const { return result_at(totals_ + base / kTile * 2 * kTile * (width_ + 1)); }
 
   void finish(const Block& b, int64_t span) const {
-    float* total = totals_of(b.base);
     const bool is_first = span == v_.task.first_span || ends_[b.base] - v_.args.window >= span * kSpan;
-    float* sums = is_first ? total : sums_;
-    sum(b, sums);
-    store(sums + width_ * kTile, b.weights.largest());
-    store(sums + (width_ + 1) * kTile, b.weights.total());
-    keep_partials(b, span, sums);
-    if (!is_first) merge_sums(total, sums);
+    const Result total = total_of(b.base), result = is_first ? total : result_at(sums_);
+    sum(b, result.sums);
+    store(result.largest, b.weights.largest());
+    store(result.total, b.weights.total());
+    keep_partials(b, span, result);
+    if (!is_first) merge_results(b, total, result);
   }
 
   // As merge_span does for one query.
-  void merge_sums(float* into, const float* next) const {
-    float* into_last = into + width_ * kTile;
-    const float* next_last = next + width_ * kTile;
-    const f32x16 m = load(into_last), n = load(next_last), largest = max(n, m);
-    const f32x16 a = pow2_of(sub(m, largest)), b = pow2_of(sub(n, largest));
-    store(into_last, largest);
-    for (int64_t d = 0; d <= width_ + 1; ++d) {
-      if (d != width_)
-        store(into + d * kTile, fma(load(next + d * kTile), b, mul(load(into + d * kTile), a)));
+  void merge_results(const Block& b, const Result& into, const Result& next) const {
+    const f32x16 m = load(into.largest), n = load(next.largest), largest = max(n, m);
+    const f32x16 a = pow2_of(sub(m, largest)), c = pow2_of(sub(n, largest));
+    alignas(64) float of_into[kTile], of_next[kTile];
+    store(of_into, a);
+    store(of_next, c);
+    store(into.largest, largest);
+    store(into.total, fma(load(next.total), c, mul(load(into.total), a)));
+    for (int64_t r = 0; r < b.num_rows; ++r) {
+      const f32x16 x = set(of_into[r]), y = set(of_next[r]);
+      for (int64_t i = r * width_; i < (r + 1) * width_; i += 16)
+        store(into.sums + i, fma(load(next.sums + i), y, mul(load(into.sums + i), x)));
     }
   }
 
   // Of rows whose spans are merged later.
-  void keep_partials(const Block& b, int64_t span, const float* sums) const {
+  void keep_partials(const Block& b, int64_t span, const Result& result) const {
     const int64_t dims = padded(v_.args.head_dim);
-    float* rows[kTile] = {};
-    bool any = false;
     for (int64_t r = b.first_row; r < b.num_rows; ++r) {
       const int64_t first = v_.args.partial_of_row[rows_[b.base + r]];
       if (first < 0) continue;
-      any = true;
       const int64_t at = (first + span) * v_.args.num_heads + heads_[b.base + r];
       const Partial partial{v_.args.partials + at * partial_floats(dims), dims};
-      rows[r] = partial.p;
-      partial.largest() = sums[width_ * kTile + r];
-      partial.total() = sums[(width_ + 1) * kTile + r];
+      put_row(result.sums + r * width_, set(1.0f), partial.p, dims);
+      partial.largest() = result.largest[r];
+      partial.total() = result.total[r];
     }
-    if (any) put_rows(sums, set(1.0f), rows, dims);
   }
 
   void write_out(int64_t base) const {
-    float* rows[kTile] = {};
-    bool any = false;
+    const int64_t dim = v_.args.head_dim;
+    const Result result = total_of(base);
+    alignas(64) float factors[kTile];
+    store(factors, div(set(1.0f), load(result.total)));
     for (int64_t r = 0; r < kTile && base + r < v_.num_queries; ++r) {
-      if (v_.args.partial_of_row[rows_[base + r]] >= 0) continue;
-      any = true;
-      rows[r] = v_.args.out + (rows_[base + r] * v_.args.num_heads + heads_[base + r]) * v_.args.head_dim;
-    }
-    const float* sums = totals_of(base);
-    if (any) put_rows(sums, div(set(1.0f), load(sums + (width_ + 1) * kTile)), rows, v_.args.head_dim);
-  }
-
-  // [dim][query] times a factor of each query, to rows of `num` floats, where there are any.
-  static void put_rows(const float* sums, const f32x16& factor, float* const* rows, int64_t num) {
-    for (int64_t d = 0; d < num; d += kTile) {
-      f32x16 tile[kTile];
-      for (int64_t i = 0; i < kTile; ++i) tile[i] = mul(load(sums + (d + i) * kTile), factor);
-      transpose(tile);
-      for (int64_t r = 0; r < kTile; ++r) {
-        if (rows[r] != nullptr) store_some(rows[r] + d, tile[r], num - d);
-      }
+      const int64_t row = rows_[base + r];
+      if (v_.args.partial_of_row[row] >= 0) continue;
+      put_row(result.sums + r * width_, set(factors[r]),
+              v_.args.out + (row * v_.args.num_heads + heads_[base + r]) * dim, dim);
     }
   }
 
-  struct Keys {  // of 16 positions
-    const uint16_t* rows;
-    int64_t apart;  // numbers from row to row
-  };
+  // A query's sums times a factor, in order.
+  static void put_row(const float* sums, const f32x16& factor, float* to, int64_t num) {
+    for (int64_t d = 0; d < num; d += kWide) {
+      const Sums32 x = in_order(load(sums + d), load(sums + d + 16));
+      store_some(to + d, mul(x.first, factor), num - d);
+      if (num - d > 16) store_some(to + d + 16, mul(x.second, factor), num - d - 16);
+    }
+  }
 
   const TaskView& v_;
   const int64_t width_;                               // of a row of keys or values in whole tile rows
   int32_t *const ends_, *const rows_, *const heads_;  // of each query
-  uint16_t *const keys_, *const values_, *const queries_, *const weights_;
+  SpanRows found_;
+  uint16_t *const laid_, *const queries_, *const weights_, *const turned_;
   float *const scores_, *const sums_, *const totals_;
-  Keys key_tiles_[kSpan / kTile];
-  const Tiles tiles_;
 };
 
 }  // namespace RAMET_ISA

@@ -22,7 +22,8 @@ void rope(float* x, const float* cos, const float* sin, int64_t heads, int64_t h
           int64_t begin, int64_t end);
 void store_bf16_row(uint16_t* dst, const float* src, int64_t n);
 void store_int8_row(int8_t* row, const float* src, int64_t n);
-void attend(const AttentionArgs& args, const AttentionTask& task, int64_t kv_head, float* scratch);
+int64_t heads_together(const AttentionArgs& args, const AttentionTask& task);
+void attend(const AttentionArgs& args, const AttentionUnit* begin, const AttentionUnit* end, float* scratch);
 void merge(const AttentionArgs& args, const SplitRow& row, int64_t head);
 void sample(const SampleArgs& args, int64_t i, uint8_t* memory);
 void logprobs(const LogprobArgs& args, int64_t i, uint8_t* memory);

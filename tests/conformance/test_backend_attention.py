@@ -218,6 +218,31 @@ def test_what_is_not_finite_reaches_later_rows_alone(backend: Backend, kv: KVFor
         assert (np.isfinite(got) == np.isfinite(want)).all(), chunks
 
 
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 40), ((16, 2), 32)])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the reference's, in numpy
+def test_bits_do_not_depend_on_heads_beside(backend: Backend, heads: tuple[int, int], head_dim: int, kv: KVFormat) -> None:
+    """Of many decoding rows a thread may take several KV heads at once: they give what a prefill does, where one
+    head's key outweighs all others or is not finite, too."""
+    sequences = [Sequence(20 + i, length, heads, head_dim) for i, length in enumerate([1, 15, 16, 33, 70, 300])]
+    sequences[3].keys[20, 0] = np.nan
+    sequences[4].keys[50, -1] *= 1e4
+    for page_size in (16, 3):
+        placed, num_pages = [], 0
+        for sequence in sequences:
+            n = sequence.num_pages(page_size)
+            placed.append((sequence, list(range(num_pages, num_pages + n))))
+            num_pages += n
+        layer = store(placed, num_pages, page_size, kv)
+        batch = make_batch(page_size, [Row(pages, sequence.length, 1) for sequence, pages in placed])
+        queries = np.stack([sequence.q[-1] for sequence in sequences])
+        got = backend.attention(queries, layer, backend.plan(batch), head_dim**-0.5)
+        for row, sequence in zip(got, sequences, strict=True):
+            want = attend(backend, sequence, page_size, [sequence.length], kv)[-1]
+            assert np.array_equal(row, want, equal_nan=True), (page_size, sequence.length)
+            assert np.isfinite(want).all() == (sequence.length != 33)
+
+
 def test_threads_do_not_change_bits() -> None:
     sequence = Sequence(8, 700, (6, 2), 64)
     for isa in _native.isas():
