@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -36,11 +37,15 @@ def saying(served: Served, text: str) -> Iterator[None]:
         client.submit = submit  # type: ignore[method-assign]
 
 
+@cache
+def _compiler(special: str) -> GrammarCompiler:
+    pieces = [bytes([i]) for i in range(256)] + [b"<eos>", special.encode()]
+    return GrammarCompiler(TokenTable(pieces, frozenset({_EOS, _SPECIAL}), [_EOS], len(pieces)))
+
+
 def ends(spec: GrammarSpec, text: str, special: str = "<mark>") -> Literal["whole", "open", "refused"]:
     """Whether a grammar takes ``text`` for an answer, for the beginning of one, or not at all. ``special`` is one token in it."""
-    pieces = [bytes([i]) for i in range(256)] + [b"<eos>", special.encode()]
-    table = TokenTable(pieces, frozenset({_EOS, _SPECIAL}), [_EOS], len(pieces))
-    matcher = GrammarCompiler(table).matcher(spec, frozenset({_EOS})).result()
+    matcher = _compiler(special).matcher(spec, frozenset({_EOS})).result()
     row = np.zeros(matcher.num_words, np.uint32)
     first, *others = (list(part.encode()) for part in text.split(special))
     for token_id in first + [token_id for other in others for token_id in (_SPECIAL, *other)]:
