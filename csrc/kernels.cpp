@@ -122,14 +122,17 @@ void Kernels::embed(const PackedWeight& table, const int32_t* ids, int64_t n, fl
 
 Activations Kernels::reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight) {
   const int64_t k = weight.k;
-  Activations a{rows, k, nullptr, {}, {}};
+  Activations a{rows, k, nullptr, {}, {}, {}};
   inputs.row.get<float>(static_cast<size_t>(k));
   if (weight.reads_as(Input::floats)) a.x = inputs.rows.get<float>(static_cast<size_t>(rows * k));
   if (weight.reads_as(Input::halves)) a.halves = {rows, k, inputs.halves.get<uint16_t>(num_halves(rows, k))};
-  if (weight.reads_as(Input::codes)) {
+  const auto reserve_codes = [&](Input kind, Inputs::Rounded& memory, Codes& codes) {
+    if (!weight.reads_as(kind)) return;
     const size_t num = num_codes(rows, k);
-    a.codes = {rows, k, inputs.codes.get<int16_t>(num), inputs.groups.get<GroupScale>(num / kGroup)};
-  }
+    codes = {kind, rows, k, memory.codes.get<int16_t>(num), memory.groups.get<GroupScale>(num / kGroup)};
+  };
+  reserve_codes(Input::codes16, inputs.codes16, a.codes16);
+  reserve_codes(Input::codes12, inputs.codes12, a.codes12);
   return a;
 }
 
@@ -139,7 +142,8 @@ void Kernels::prepare(const Rows& x, const Prologue& prologue, const PackedWeigh
   const int64_t k = weight.k;
   for (int64_t row = begin; row < end; ++row) {
     const float* made = prologue.apply(ops_, x.x + row * x.ld, k, space);
-    if (weight.reads_as(Input::codes)) ops_.quantize(made, to.codes, row);
+    if (weight.reads_as(Input::codes16)) ops_.quantize(made, to.codes16, row);
+    if (weight.reads_as(Input::codes12)) ops_.quantize(made, to.codes12, row);
     if (weight.reads_as(Input::halves)) ops_.split(made, to.halves, row);
     if (weight.reads_as(Input::floats))
       std::memcpy(const_cast<float*>(to.x) + row * k, made, static_cast<size_t>(k) * sizeof(float));
@@ -159,7 +163,7 @@ void Kernels::multiply(const PackedWeight& weight, const Activations& a, const O
 
 void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to) {
   constexpr int64_t kGrain = 2;  // panels are done in pairs
-  constexpr int64_t kFew = 2048;
+  constexpr int64_t kFew = 32768;
   if (x.num * weight.k <= kFew) {  // each thread makes the rows for itself: sooner done than shared out
     for (Inputs& own : own_) reserve(own, x.num, weight);
     pool_.share(weight.num_panels, kGrain, [&](Pool::Ranges& ranges) {

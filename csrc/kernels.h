@@ -47,7 +47,7 @@ struct PackedWeight {
   size_t num_bytes = 0;
   bool reads_as(Input input) const { return reads[static_cast<size_t>(input)]; }
 
-  bool reads[3] = {};  // by Input: what its parts read rows as
+  bool reads[kNumInputs] = {};  // by Input: what its parts read rows as
   std::vector<Stacked> parts;
 };
 
@@ -132,7 +132,11 @@ struct Adapted {
 
 // Memory for the rows that a product is of.
 struct Inputs {
-  Scratch row, rows, codes, groups, halves;
+  struct Rounded {
+    Scratch codes, groups;
+  };
+  Scratch row, rows, halves;
+  Rounded codes16, codes12;
 };
 
 // One call at a time: whoever calls has a Turn. Arguments are trusted: the bindings check them.

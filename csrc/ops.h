@@ -60,10 +60,14 @@ inline size_t panel_bytes(Format f, int64_t k) {
   return (code_bytes(f, k) + scales + 63) / 64 * 64;
 }
 
-// How a group of 32 inputs of one row was rounded: x ~ scale * code, |code| <= kMaxCode. A group's dot
-// product is at most 32 * 128 * kMaxCode < 2^27, so it is exact in int32 and its bits do not depend on how it
-// is taken: pairs of 16 bits, or 8-bit halves of the codes in a matrix unit.
-constexpr int32_t kMaxCode = 32767;
+// What a product reads its rows as: numbers; codes of 16 bits (q8) or 12 (q4); sums of two bfloat16.
+enum class Input : uint8_t { floats, codes16, codes12, halves };
+constexpr int kNumInputs = 4;
+
+// How a group of 32 inputs of one row was rounded: x ~ scale * code, |code| <= max_code. A group's dot
+// product is at most 32 * 128 * 32767 < 2^27, so it is exact in int32 and its bits do not depend on how it is
+// taken: pairs of 16 bits, 8-bit halves of the codes in a matrix unit, or 8 bits of them and 4.
+constexpr int32_t max_code(Input kind) { return kind == Input::codes12 ? 2047 : 32767; }
 struct GroupScale {
   float scale;
   float offset;  // scale * sum of codes: what a weight's minimum is multiplied with
@@ -72,6 +76,7 @@ struct GroupScale {
 // Rows of activations, rounded. The layout is the instruction set's own and may depend on the number of rows:
 // `quantize` writes it, `linear` reads it.
 struct Codes {
+  Input kind;  // codes16 or codes12
   int64_t rows, k;
   int16_t* codes;      // num_codes(rows, k)
   GroupScale* groups;  // num_codes(rows, k) / 32
@@ -89,14 +94,13 @@ struct Halves {
 };
 inline size_t num_halves(int64_t rows, int64_t k) { return 2 * num_codes(rows, (k + 31) / 32 * 32); }
 
-// What a product reads its rows as.
-enum class Input : uint8_t { floats, codes, halves };
-
 struct Activations {
   int64_t rows, k;
   const float* x;  // [rows][k]
-  Codes codes;
+  Codes codes16, codes12;
   Halves halves;
+
+  const Codes& codes_for(Format f) const { return f == Format::q4 ? codes12 : codes16; }
 };
 
 // Where a product goes: y = (y, where `adds`) + (product + bias).

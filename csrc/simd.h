@@ -248,6 +248,19 @@ static inline pairs16 nibble_pairs(const codes16& c) {  // nibble S of each word
   RAMET_EACH y.r[i] = c_nibbles<S>(c.r[i]);
   return y;
 }
+#ifdef RAMET_BYTES
+template <int S>
+static inline pairs16 nibble_fours(const codes16& c) {  // four nibbles of each word as unsigned bytes
+  pairs16 y;
+  RAMET_EACH y.r[i] = c_fours<S>(c.r[i]);
+  return y;
+}
+static inline dots16 dot_bytes(const dots16& sum, const pairs16& codes, preg x) {  // x: four signed bytes
+  dots16 y;
+  RAMET_EACH y.r[i] = d_add_bytes(sum.r[i], codes.r[i], x);
+  return y;
+}
+#endif
 static inline preg two_inputs(const int16_t* x) {
   int32_t two;
   std::memcpy(&two, x, sizeof two);

@@ -1,11 +1,13 @@
-// Where `quantize` puts a row's codes and `linear` finds them.
+// Where `quantize` puts a row's codes and `linear` finds them. A group's codes take 64 bytes.
 //
-// By rows: codes [row][k], groups [row][k/32]. For matrix tiles, from so many rows on that a tile is worth
-// it: blocks of 16 rows, and in a block for each group of 32 inputs
+//   rows     codes [row][group][32] of 16 bits; groups [row][group]
+//   planes   12 bits, where the set multiplies bytes: code = 16 * (first plane, signed) + (second, 0 to 15).
+//            Blocks of 16 rows, the last one of as many as are left, each [group][row][2 planes][32 bytes]
+//   halves   16 bits, from so many rows on that matrix tiles are worth it: code = 256 * (first half, signed)
+//            + (second one, unsigned). Blocks of 16 rows, each [group][2 halves][16 rows][32 bytes]
 //
-//   codes   [2 halves][16 rows][32 bytes]: code = 256 * (first half, signed) + (second half, unsigned);
-//           each 8 inputs in the order 0 4 1 5 2 6 3 7, which is that of the bytes in a panel of weights
-//   groups  [16 rows] scales, [16 rows] offsets
+// In planes and halves each 8 inputs are in the order 0 4 1 5 2 6 3 7, which is that of the bytes in a panel
+// of weights, and a block's groups are [group][16 scales, 16 offsets].
 #pragma once
 #include "ops.h"
 #include "simd.h"
@@ -13,49 +15,95 @@
 namespace ramet {
 namespace RAMET_ISA {
 
+#ifdef RAMET_BYTES
+constexpr bool kHasPlanes = true;
+#else
+constexpr bool kHasPlanes = false;
+#endif
+
 #ifdef RAMET_TILES
 constexpr int64_t kFewestTileRows = 5;
 constexpr int64_t kMostTileGroups = 512;  // K = 16,384
 constexpr int64_t kGroupTileBytes = 2 * kRowTile * kGroup;
+
+static inline bool fits_tiles(const Codes& codes) {
+  return codes.rows >= kFewestTileRows && codes.k <= kMostTileGroups * kGroup;
+}
 #endif
 
-static inline bool in_tiles([[maybe_unused]] const Codes& codes) {
+enum class Layout : uint8_t { rows, planes, halves };
+
+static inline Layout layout_of(const Codes& codes) {
+  if (kHasPlanes && codes.kind == Input::codes12) return Layout::planes;
 #ifdef RAMET_TILES
-  return codes.rows >= kFewestTileRows && codes.k <= kMostTileGroups * kGroup;
-#else
-  return false;
+  if (fits_tiles(codes)) return Layout::halves;
 #endif
+  return Layout::rows;
+}
+
+static inline int64_t rows_of_block(const Codes& codes, int64_t block) {
+  const int64_t left = codes.rows - block * kRowTile;
+  return left < kRowTile ? left : kRowTile;
+}
+
+// Where the codes, the scale and the offset of a row's first group are, and how far those of the next row of
+// the block and of the next group.
+struct CodePlace {
+  int16_t* codes;
+  int64_t next_row, next_group;
+  float* scale;
+  int64_t next_row_scale, next_group_scale, offset;
+
+  float* scales_of(int64_t row, int64_t g) const {
+    return scale + row * next_row_scale + g * next_group_scale;
+  }
+};
+
+// Not for halves.
+static inline CodePlace place_of(const Codes& codes, int64_t row) {
+  const int64_t num_groups = codes.k / kGroup;
+  auto* const scales = reinterpret_cast<float*>(codes.groups);
+  if (layout_of(codes) == Layout::rows) {
+    const int64_t at = row * num_groups;
+    return {codes.codes + at * kGroup, codes.k, kGroup, scales + 2 * at, 2 * num_groups, 2, 1};
+  }
+  const int64_t block = row / kRowTile, at = row % kRowTile;
+  return {codes.codes + block * kRowTile * codes.k + at * kGroup,
+          kGroup,
+          rows_of_block(codes, block) * kGroup,
+          scales + block * num_groups * 2 * kRowTile + at,
+          1,
+          2 * kRowTile,
+          kRowTile};
 }
 
 // 32 whole numbers and what they stand for.
 static inline void put_codes(const Codes& to, int64_t row, int64_t g, const f32x16& low, const f32x16& high,
                              const GroupScale& scale) {
-  const int64_t num_groups = to.k / kGroup;
 #ifdef RAMET_TILES
-  if (in_tiles(to)) {
-    // Byte 2 k is the lower half of code k, byte 2 k + 1 the upper one.
-    alignas(64) static constexpr uint8_t kUpper[64] = {
-        1,  9,  3,  11, 5,  13, 7,  15, 17, 25, 19, 27, 21, 29, 23, 31, 33, 41, 35, 43, 37, 45,
-        39, 47, 49, 57, 51, 59, 53, 61, 55, 63, 0,  8,  2,  10, 4,  12, 6,  14, 16, 24, 18, 26,
-        20, 28, 22, 30, 32, 40, 34, 42, 36, 44, 38, 46, 48, 56, 50, 58, 52, 60, 54, 62};
-    const __m512i words =
-        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(low.r[0]))),
-                           _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(high.r[0])), 1);
-    const __m512i halves = _mm512_permutexvar_epi8(_mm512_load_si512(kUpper), words);
-    const int64_t tile = row / kRowTile * num_groups + g, r = row % kRowTile;
+  if (layout_of(to) == Layout::halves) {
+    const int64_t tile = row / kRowTile * (to.k / kGroup) + g, r = row % kRowTile;
     auto* codes = reinterpret_cast<uint8_t*>(to.codes) + tile * kGroupTileBytes + r * kGroup;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_castsi512_si256(halves));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + kGroupTileBytes / 2),
-                        _mm512_extracti64x4_epi64(halves, 1));
+    c_store_split<8>(codes, codes + kGroupTileBytes / 2, low.r[0], high.r[0]);
     auto* scales = reinterpret_cast<float*>(to.groups) + tile * 2 * kRowTile + r;
     scales[0] = scale.scale;
     scales[kRowTile] = scale.offset;
     return;
   }
 #endif
-  store_int16(to.codes + row * to.k + g * kGroup, low);
-  store_int16(to.codes + row * to.k + g * kGroup + 16, high);
-  to.groups[row * num_groups + g] = scale;
+  const CodePlace place = place_of(to, row);
+  int16_t* codes = place.codes + g * place.next_group;
+  float* scales = place.scales_of(0, g);
+  scales[0] = scale.scale;
+  scales[place.offset] = scale.offset;
+#ifdef RAMET_BYTES
+  if (layout_of(to) == Layout::planes) {
+    auto* planes = reinterpret_cast<uint8_t*>(codes);
+    return c_store_split<4>(planes, planes + kGroup, low.r[0], high.r[0]);
+  }
+#endif
+  store_int16(codes, low);
+  store_int16(codes + 16, high);
 }
 
 }  // namespace RAMET_ISA

@@ -97,7 +97,7 @@ void run_dense(const Matrix& w, int64_t panel, int64_t num, const Activations& a
 template <Format F>
 void quantized_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
 #ifdef RAMET_TILES
-  if (in_tiles(a.codes)) return linear_tiles<F>(w, a, out, begin, end);
+  if (fits_tiles(a.codes_for(F))) return linear_tiles<F>(w, a, out, begin, end);
 #endif
   linear_quantized<F>(w, a, out, begin, end);
 }
@@ -131,7 +131,8 @@ Input input_of(Format format) {
 #ifdef RAMET_TILES
   if (format == Format::bf16) return Input::halves;
 #endif
-  return is_quantized(format) ? Input::codes : Input::floats;
+  if (format == Format::q4) return Input::codes12;
+  return format == Format::q8 ? Input::codes16 : Input::floats;
 }
 
 void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin,

@@ -24,39 +24,56 @@ constexpr int kSteps = kPairs / kParts<F>;
 template <Format F>
 constexpr int64_t kScales = F == Format::q4 ? 2 * kPanel : kPanel;
 
+// Codes of weights are met with 4 bytes of a group's 64 at a time: two inputs of 16 bits, or, in planes, four
+// of one plane.
+template <Format F>
+constexpr bool kInPlanes = kHasPlanes && F == Format::q4;
+
 template <Format F, int S>
 RAMET_INLINE pairs16 part_of(const codes16& codes) {
+#ifdef RAMET_BYTES
+  if constexpr (kInPlanes<F>) return nibble_fours<S>(codes);
+#endif
   if constexpr (F == Format::q8) return byte_pairs<S>(codes);
   return nibble_pairs<S>(codes);
 }
-// Which pair of a group's inputs belongs to part `s` of step `i`.
 template <Format F>
-constexpr int pair_of(int i, int s) {
-  return F == Format::q8 ? i / 2 * 4 + i % 2 + 2 * s : 4 * i + s;
+RAMET_INLINE dots16 meet(const dots16& sum, const pairs16& part, preg inputs) {
+#ifdef RAMET_BYTES
+  if constexpr (kInPlanes<F>) return dot_bytes(sum, part, inputs);
+#endif
+  return dot(sum, part, inputs);
+}
+// Which 4 bytes of a group's inputs belong to part `s` of step `i`.
+template <Format F>
+constexpr int inputs_of(int i, int s) {
+  if (F == Format::q8) return i / 2 * 4 + i % 2 + 2 * s;
+  return kInPlanes<F> ? s / 2 * 8 + 2 * i + s % 2 : 4 * i + s;
 }
 
-template <int M, int P>
-RAMET_INLINE void add_pair(const pairs16 (&pairs)[P], const int16_t* x, int64_t k, dots16 (&sums)[M][P]) {
+template <Format F, int M, int P>
+RAMET_INLINE void add_part(const pairs16 (&parts)[P], const int16_t* x, int64_t next_row,
+                           dots16 (&sums)[M][P]) {
   RAMET_UNROLL for (int m = 0; m < M; ++m) {
-    const preg two = two_inputs(x + m * k);
-    RAMET_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], pairs[p], two);
+    const preg inputs = two_inputs(x + m * next_row);
+    RAMET_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = meet<F>(sums[m][p], parts[p], inputs);
   }
 }
 
 template <Format F, int S, int M, int P>
-RAMET_INLINE void add_part(const codes16 (&codes)[P], int i, const int16_t* x, int64_t k,
-                           dots16 (&sums)[M][P]) {
-  pairs16 pairs[P];
-  RAMET_UNROLL for (int p = 0; p < P; ++p) pairs[p] = part_of<F, S>(codes[p]);
-  add_pair<M, P>(pairs, x + 2 * pair_of<F>(i, S), k, sums);
+RAMET_INLINE void add_part_of(const codes16 (&codes)[P], int i, const int16_t* group, int64_t next_row,
+                              dots16 (&sums)[M][P]) {
+  pairs16 parts[P];
+  RAMET_UNROLL for (int p = 0; p < P; ++p) parts[p] = part_of<F, S>(codes[p]);
+  add_part<F, M, P>(parts, group + 2 * inputs_of<F>(i, S), next_row, sums);
 }
 
 // One group's term of a chain.
 template <Format F>
 RAMET_INLINE f32x16 add_group(const f32x16& sum, const dots16& dots, const f32x16& scale, const f32x16& min,
-                              const GroupScale& group) {
-  const f32x16 scaled = fma(to_float(dots), mul(scale, set(group.scale)), sum);
-  return F == Format::q4 ? fma(min, set(group.offset), scaled) : scaled;
+                              const float* group, int64_t offset) {
+  const f32x16 scaled = fma(to_float(dots), mul(scale, set(group[0])), sum);
+  return F == Format::q4 ? fma(min, set(group[offset]), scaled) : scaled;
 }
 
 // Sums of M rows by P panels over all of K, straight from the packed codes.
@@ -68,8 +85,7 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
   constexpr int kFree = kRegs == 1 ? 8 / (M * P) : 1;
   constexpr int C = kFree < 1 ? 1 : kFree < kParts<F> ? kFree : kParts<F>;
   const int64_t num_groups = a.k / kGroup;
-  const int16_t* x = a.codes.codes + m0 * a.k;
-  const GroupScale* groups = a.codes.groups + m0 * num_groups;
+  const CodePlace rows = place_of(a.codes_for(F), m0);
   const uint8_t* scales = panel + code_bytes(F, a.k);
   for (int64_t g = 0; g < num_groups; ++g) {
     if constexpr (M <= kStreamingRows)
@@ -84,12 +100,12 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
       codes16 codes[P];
       RAMET_UNROLL for (int p = 0; p < P; ++p) codes[p] =
           load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps<F> + i) * 64);
-      const int16_t* inputs = x + g * kGroup;
-      add_part<F, 0>(codes, i, inputs, a.k, sums[0]);
-      add_part<F, 1>(codes, i, inputs, a.k, sums[1 % C]);
+      const int16_t* group = rows.codes + g * rows.next_group;
+      add_part_of<F, 0>(codes, i, group, rows.next_row, sums[0]);
+      add_part_of<F, 1>(codes, i, group, rows.next_row, sums[1 % C]);
       if constexpr (F == Format::q4) {
-        add_part<F, 2>(codes, i, inputs, a.k, sums[2 % C]);
-        add_part<F, 3>(codes, i, inputs, a.k, sums[3 % C]);
+        add_part_of<F, 2>(codes, i, group, rows.next_row, sums[2 % C]);
+        add_part_of<F, 3>(codes, i, group, rows.next_row, sums[3 % C]);
       }
     }
     RAMET_UNROLL for (int p = 0; p < P; ++p) {
@@ -99,7 +115,7 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
       RAMET_UNROLL for (int m = 0; m < M; ++m) {
         dots16 sum = sums[0][m][p];
         RAMET_UNROLL for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
-        acc[m][p] = add_group<F>(acc[m][p], sum, scale, min, groups[m * num_groups + g]);
+        acc[m][p] = add_group<F>(acc[m][p], sum, scale, min, rows.scales_of(m, g), rows.offset);
       }
     }
   }
@@ -125,7 +141,7 @@ void run_next(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
 // A stretch of some panels, taken apart.
 template <int P>
 struct Wide {
-  pairs16 pairs[kWideGroups][kPairs][P];
+  pairs16 parts[kWideGroups][kPairs][P];
   f32x16 scales[kWideGroups][P], mins[kWideGroups][P];
 };
 
@@ -137,11 +153,11 @@ void widen(const Matrix& w, int64_t panel, int64_t g0, int64_t num, Wide<P>& to)
     for (int64_t g = 0; g < num; ++g) {
       RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i) {
         const codes16 codes = load_codes(packed + ((g0 + g) * kSteps<F> + i) * 64);
-        to.pairs[g][pair_of<F>(i, 0)][p] = part_of<F, 0>(codes);
-        to.pairs[g][pair_of<F>(i, 1)][p] = part_of<F, 1>(codes);
+        to.parts[g][inputs_of<F>(i, 0)][p] = part_of<F, 0>(codes);
+        to.parts[g][inputs_of<F>(i, 1)][p] = part_of<F, 1>(codes);
         if constexpr (F == Format::q4) {
-          to.pairs[g][pair_of<F>(i, 2)][p] = part_of<F, 2>(codes);
-          to.pairs[g][pair_of<F>(i, 3)][p] = part_of<F, 3>(codes);
+          to.parts[g][inputs_of<F>(i, 2)][p] = part_of<F, 2>(codes);
+          to.parts[g][inputs_of<F>(i, 3)][p] = part_of<F, 3>(codes);
         }
       }
       to.scales[g][p] = load_f16(halves + (g0 + g) * kScales<F>);
@@ -154,19 +170,18 @@ void widen(const Matrix& w, int64_t panel, int64_t g0, int64_t num, Wide<P>& to)
 template <Format F, int M, int P>
 void add_wide(const Wide<P>& wide, const Activations& a, int64_t m0, int64_t g0, int64_t num,
               f32x16 (*acc)[P]) {
-  const int64_t num_groups = a.k / kGroup;
-  const int16_t* x = a.codes.codes + m0 * a.k + g0 * kGroup;
-  const GroupScale* groups = a.codes.groups + m0 * num_groups + g0;
+  const CodePlace rows = place_of(a.codes_for(F), m0);
   for (int64_t g = 0; g < num; ++g) {
     dots16 sums[M][P];
     RAMET_UNROLL for (int m = 0; m < M; ++m) {
       RAMET_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = no_dots();
     }
+    const int16_t* group = rows.codes + (g0 + g) * rows.next_group;
     RAMET_UNROLL for (int i = 0; i < kPairs; ++i)
-        add_pair<M, P>(wide.pairs[g][i], x + g * kGroup + 2 * i, a.k, sums);
+        add_part<F, M, P>(wide.parts[g][i], group + 2 * i, rows.next_row, sums);
     RAMET_UNROLL for (int m = 0; m < M; ++m) {
-      RAMET_UNROLL for (int p = 0; p < P; ++p) acc[m][p] =
-          add_group<F>(acc[m][p], sums[m][p], wide.scales[g][p], wide.mins[g][p], groups[m * num_groups + g]);
+      RAMET_UNROLL for (int p = 0; p < P; ++p) acc[m][p] = add_group<F>(
+          acc[m][p], sums[m][p], wide.scales[g][p], wide.mins[g][p], rows.scales_of(m, g0 + g), rows.offset);
     }
   }
 }

@@ -6,13 +6,13 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-// A group with nothing larger is all zeros: kMaxCode / kTiny must be finite.
+// A group with nothing larger is all zeros: max_code / kTiny must be finite.
 constexpr float kTiny = 1e-30f;
 
-// By groups of 32: scale = max|x| / kMaxCode, codes half to even. NaN or infinity in a group makes its scale
+// By groups of 32: scale = max|x| / max_code, codes half to even. NaN or infinity in a group makes its scale
 // NaN and its codes zero, so that every result of the row is NaN.
 void quantize(const float* x, const Codes& to, int64_t row) {
-  constexpr auto kLargest = static_cast<float>(kMaxCode);
+  const auto most = static_cast<float>(max_code(to.kind));
   for (int64_t g = 0; g < to.k / kGroup; ++g) {
     const f32x16 a = load(x + g * kGroup), b = load(x + g * kGroup + 16), zero = set(0.0f);
     if (reduce_add(fma(a, zero, mul(b, zero))) != 0.0f) {
@@ -20,9 +20,9 @@ void quantize(const float* x, const Codes& to, int64_t row) {
       continue;
     }
     const float largest = reduce_max(max(abs(a), abs(b)));
-    const f32x16 inverse = set(largest > kTiny ? kLargest / largest : 0.0f);
+    const f32x16 inverse = set(largest > kTiny ? most / largest : 0.0f);
     const f32x16 low = round(mul(a, inverse)), high = round(mul(b, inverse));
-    const float scale = largest * (1.0f / kLargest);
+    const float scale = largest * (1.0f / most);
     // The sum is of whole numbers under 2^24, so it is exact.
     put_codes(to, row, g, low, high, {scale, scale * reduce_add(add(low, high))});
   }

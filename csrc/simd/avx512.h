@@ -99,6 +99,31 @@ static inline preg c_nibbles(creg c) {
   const __m512i shifted = S == 0 ? c : _mm512_srli_epi16(c, 4 * S);
   return S == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
 }
+// Four bytes of each word of nibbles: of the lower nibbles (S even) or the upper ones, 16 times as large for
+// S < 2.
+#define RAMET_BYTES
+template <int S>
+static inline preg c_fours(creg c) {
+  const __m512i nibbles = _mm512_and_si512(c, _mm512_set1_epi8(static_cast<char>(S % 2 ? 0xf0 : 0x0f)));
+  if constexpr (S == 0) return _mm512_slli_epi16(nibbles, 4);
+  if constexpr (S == 3) return _mm512_srli_epi16(nibbles, 4);
+  return nibbles;
+}
+static inline dreg d_add_bytes(dreg sum, preg codes, preg x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+// 32 whole numbers, the bits above the lowest kBits to `upper` and those to `lower`: bytes, each 8 in the
+// order 0 4 1 5 2 6 3 7.
+template <int kBits>
+static inline void c_store_split(uint8_t* upper, uint8_t* lower, freg low, freg high) {
+  const __m512i words =
+      _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(low))),
+                         _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(high)), 1);
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+  const __m256i above = _mm512_cvtepi16_epi8(_mm512_srai_epi16(words, kBits));
+  const __m256i below = _mm512_cvtepi16_epi8(_mm512_and_si512(words, _mm512_set1_epi16((1 << kBits) - 1)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(upper), _mm256_shuffle_epi8(above, order));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lower), _mm256_shuffle_epi8(below, order));
+}
 static inline preg p_repeat(int32_t two) { return _mm512_set1_epi32(two); }
 static inline dreg d_zero() { return _mm512_setzero_si512(); }
 static inline dreg d_add(dreg sum, preg codes, preg x) { return _mm512_dpwssd_epi32(sum, codes, x); }

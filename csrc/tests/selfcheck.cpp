@@ -101,8 +101,9 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
   const int64_t rows = 13, width = 2 * n;
   std::vector<float> x = random.reals(rows * k), bias = random.reals(width);
   if (is_quantized(format)) {  // inputs that quantise without loss, so that plain loops give the result
-    for (float& v : x) v = std::round(v * float{kMaxCode});
-    for (int64_t i = 0; i < rows * k; i += kGroup) x[static_cast<size_t>(i)] = float{kMaxCode};
+    const auto most = static_cast<float>(max_code(format == Format::q4 ? Input::codes12 : Input::codes16));
+    for (float& v : x) v = std::round(v * most);
+    for (int64_t i = 0; i < rows * k; i += kGroup) x[static_cast<size_t>(i)] = most;
   }
   std::vector<float> want(static_cast<size_t>(rows * width)), got(want.size());
   for (int64_t t = 0; t < rows; ++t) {

@@ -149,7 +149,7 @@ class TestLinear:
     @pytest.mark.parametrize("kind", ["q8", "q4"])
     @pytest.mark.parametrize("inputs", ["normal", "outlier", "tiny", "subnormal"])
     def test_rounding_of_inputs(self, backend: Backend, rng: np.random.Generator, kind: WeightFormat, inputs: str) -> None:
-        """Against float64 with inputs that are not rounded: off by half a step of 16 bits in each, and by float32's sums."""
+        """Against float64 with inputs that are not rounded: off by half a step of their codes in each, and by float32's sums."""
         weight, x = make_weight(rng, kind, 50, 576), normal(rng, 7, 576)
         if inputs == "outlier":
             x[:, ::32] *= np.float32(1e4)
@@ -159,18 +159,24 @@ class TestLinear:
         want = x.astype(np.float64) @ values.T
         got = backend.linear(x, backend.pack([weight]))
         largest = np.abs(x.reshape(7, 18, 32)).max(axis=2).astype(np.float64)
-        half_steps = np.where(largest > 1e-30, largest / (2 * 32767), largest)
+        steps, off_by = (32767, 1e-4) if kind == "q8" else (2047, 1e-3)
+        half_steps = np.where(largest > 1e-30, largest / (2 * steps), largest)
         bound = half_steps @ np.abs(values).reshape(50, 18, 32).sum(axis=2).T
         bound += (np.abs(x).astype(np.float64) @ np.abs(values).T) * np.sqrt(576) * 2.0**-23
         assert (np.abs(got - want) <= bound).all()
         if inputs == "normal":
-            assert np.linalg.norm(got - want) < 1e-4 * np.linalg.norm(want)
+            assert np.linalg.norm(got - want) < off_by * np.linalg.norm(want)
 
-    def test_inputs_round_half_to_even(self, backend: Backend) -> None:
-        weight = Weight("q8", np.eye(32, dtype=np.int8), np.ones((32, 1), np.float16))
-        x = np.array([32767, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32766.5, -32766.5, -32767, 0.75] + [0] * 21, np.float32)
-        want = np.array([32767, 0, 2, 2, 0, -2, -2, 32766, -32766, -32767, 1] + [0] * 21, np.float32)
-        np.testing.assert_allclose(backend.linear(x[None], backend.pack([weight]))[0], want, rtol=1e-6)
+    @pytest.mark.parametrize(("kind", "most"), [("q8", 32767), ("q4", 2047)])
+    @pytest.mark.parametrize("rows", [1, 7])
+    def test_inputs_round_half_to_even(self, backend: Backend, kind: WeightFormat, most: int, rows: int) -> None:
+        ones, zeros = np.ones((32, 1), np.float16), np.zeros((32, 1), np.float16)
+        identity = np.eye(32, dtype=np.uint8)
+        weight = Weight("q8", identity.view(np.int8), ones) if kind == "q8" else Weight("q4", identity, ones, zeros)
+        x = np.array([most, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, most - 0.5, 0.5 - most, -most, 0.75] + [0] * 21, np.float32)
+        want = np.array([most, 0, 2, 2, 0, -2, -2, most - 1, 1 - most, -most, 1] + [0] * 21, np.float32)
+        out = backend.linear(np.tile(x, (rows, 1)), backend.pack([weight]))
+        np.testing.assert_allclose(out, np.tile(want, (rows, 1)), rtol=1e-6)
 
     @pytest.mark.parametrize("kind", FORMATS)
     @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])

@@ -210,8 +210,8 @@ class Backend(Protocol):
         """``x @ weight.T + bias``: float32[T, N].
 
         Dense formats accumulate in float32 over K in one order; bf16 may meet each input as the sum of two bfloat16 (off by
-        2**-18 of it at most). Quantised ones first round each row of x to int16 by groups
-        of 32 (scale = max|x| / 32767, round half to even), take exact integer dot products in a group, and accumulate groups
+        2**-18 of it at most). Quantised ones first round each row of x by groups of 32 to codes of 16 bits (q8) or 12 (q4):
+        scale = max|x| / 32767 or 2047, half to even; they take exact integer dot products in a group, and accumulate groups
         in order in float32; NaN or infinity in a row makes the whole row's result NaN.
         """
         ...

@@ -34,7 +34,7 @@ from ramet.kernels.reference_sampling import logprob_rows, sample_rows
 __all__ = ["ReferenceBackend", "bf16_to_f32", "check_parts", "f32_to_bf16", "kv_to_f32", "quantize_heads", "quantize_rows"]
 
 
-_MAX_CODE = np.float32(32767)
+_MAX_CODES = {"q8": np.float32(32767), "q4": np.float32(2047)}  # of inputs, by what they meet
 _MAX_KV_CODE = np.float32(127)
 _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
@@ -53,16 +53,16 @@ def bf16_to_f32(halves: npt.NDArray[np.generic]) -> Float32:
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
-def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int16], Float32]:
-    """int16[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / 32767, code = x / scale, half to even.
+def quantize_rows(x: Float32, max_code: np.float32) -> tuple[npt.NDArray[np.int16], Float32]:
+    """int16[T, K] codes and float32[T, K/32] scales of float32[T, K]: scale = max|x| / max_code, code = x / scale, half to even.
 
     A group with NaN or infinity has scale NaN and codes 0.
     """
     groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
     largest = np.abs(groups).max(axis=2)
     finite = np.isfinite(largest)
-    scales = np.where(finite, largest, np.float32(np.nan)) * (1 / _MAX_CODE)
-    inverse = np.divide(_MAX_CODE, largest, out=np.zeros_like(largest), where=finite & (largest > _TINY))
+    scales = np.where(finite, largest, np.float32(np.nan)) * (1 / max_code)
+    inverse = np.divide(max_code, largest, out=np.zeros_like(largest), where=finite & (largest > _TINY))
     codes = np.rint(np.where(finite[:, :, None], groups, np.float32(0)) * inverse[:, :, None]).astype(np.int16)
     return codes.reshape(x.shape), scales
 
@@ -270,7 +270,7 @@ def _linear_dense(x: Float32, part: Weight) -> Float32:
 
 
 def _linear_quantized(x: Float32, part: Weight, scales: npt.NDArray[np.float16]) -> Float32:
-    codes, x_scales = quantize_rows(x)
+    codes, x_scales = quantize_rows(x, _MAX_CODES[part.format])
     out: Float32 = np.zeros((len(x), part.shape[0]), np.float32)
     for g in range(scales.shape[1]):
         group = slice(g * GROUP, (g + 1) * GROUP)
