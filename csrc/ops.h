@@ -9,7 +9,7 @@ namespace ramet {
 constexpr int64_t kPanel = 16;  // outputs laid side by side
 constexpr int64_t kGroup = 32;  // inputs that share a scale
 constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
-constexpr int64_t kMaxTaskRows = 32;
+constexpr int64_t kMaxTaskRows = 64;
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kNoWindow = int64_t{1} << 40;  // reaches beyond any position
 
