@@ -103,7 +103,7 @@ void Pool::wait_for_workers() {
   }
 }
 
-// A quarter of what is left of a run, whole grains, from its front; sets `mark` in its state. A thread that
+// Half of what is left of a run, whole grains, from its front; sets `mark` in its state. A thread that
 // has taken something holds up the end of the job until it is done, so what it then reads of the run stays.
 bool Pool::take(Run& run, uint64_t mark, Ranges& into) {
   uint64_t state = run.state.load(std::memory_order_relaxed);
@@ -111,7 +111,7 @@ bool Pool::take(Run& run, uint64_t mark, Ranges& into) {
     const auto left = static_cast<int64_t>(state & ~kInside);
     if (left == 0) return false;
     const int64_t grain = run.grain.load(std::memory_order_relaxed);
-    const int64_t num = std::min(left, std::max<int64_t>(1, (left / 4 + grain - 1) / grain) * grain);
+    const int64_t num = std::min(left, std::max<int64_t>(1, (left / 2 + grain - 1) / grain) * grain);
     if (run.state.compare_exchange_weak(state, (state - static_cast<uint64_t>(num)) | mark,
                                         std::memory_order_acq_rel, std::memory_order_relaxed)) {
       into.begin = run.end - left;

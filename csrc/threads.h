@@ -13,7 +13,7 @@ namespace ramet {
 // Not to be shared by two callers at a time. After a fork() the child's pool has no workers, and the caller
 // does it all.
 //
-// A job's items are dealt out as one run of neighbours for each thread. A thread takes a quarter of what is
+// A job's items are dealt out as one run of neighbours for each thread. A thread takes half of what is
 // left of its own run at a time, so that it reads straight on, and when that is gone, quarters of the
 // others'.
 class Pool {
