@@ -85,6 +85,11 @@ SCRIPTS = [
         '<tool_call>{"name": "f", "arguments": {"a": True, "b": "\\d \\\'\n\\u12", "c": [1,],}}</tool_call>',
         [call("f", '{"a": true, "b": "\\\\d \'\\n\\\\u12", "c": [1]}')],
     ),
+    Script(
+        "hermes",
+        '<tool_call>{"name": "\\udc00f", "arguments": "\\ud83d\\ude00 \\ud83d"}</tool_call>',
+        [call("\ufffdf", '"\U0001f600 \ufffd"')],
+    ),
     # Qwen3-Coder
     Script(
         "qwen3_coder",

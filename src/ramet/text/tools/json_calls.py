@@ -268,12 +268,16 @@ def _characters(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]
 
 
 def _string(reading: Reading) -> Parsing[str | None]:
-    """What a string spells; the next character is its quote. None where it does not end."""
+    """What a string spells; the next character is its quote. None where it does not end.
+
+    Half a pair of surrogates, with which no answer can be sent, becomes U+FFFD.
+    """
     reading.take()
     pieces: list[str] = []
     if not (yield from _characters(reading, pieces.append)):
         return None
-    return str(json.loads(f'"{"".join(pieces)}"'))
+    text: str = json.loads(f'"{"".join(pieces)}"')
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _nothing(text: str) -> None:
