@@ -93,12 +93,12 @@ Sample make_sample(Random& random, Format format, int64_t n, int64_t k) {
   return s;
 }
 
-void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k) {
+void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k, int64_t rows = 13) {
   Random random;
   const Sample sample = make_sample(random, format, n, k);
   PackedWeight packed;
   for (int i = 0; i < 2; ++i) kernels.pack(sample.part, packed);
-  const int64_t rows = 13, width = 2 * n;
+  const int64_t width = 2 * n;
   std::vector<float> x = random.reals(rows * k), bias = random.reals(width);
   if (is_quantized(format)) {  // inputs that quantise without loss, so that plain loops give the result
     const auto most = static_cast<float>(max_code(format == Format::q4 ? Input::codes12 : Input::codes16));
@@ -402,7 +402,9 @@ void check_sampling(Kernels& kernels, int64_t vocab_size) {
                               one,         zero,         zero,          {second, ids},
                               {none, ids}, {third, ids}, {second, ids}, values,
                               prompt,      second,       mask.data(),   static_cast<int64_t>(mask.size())};
-  kernels.sample({logits.data(), kRows, vocab_size, sampling, 0, draws, token_ids, faults, sizes});
+  const int32_t rows[] = {0, 1, 2};
+  kernels.sample(
+      {logits.data(), kRows, vocab_size, nullptr, 0, sampling, rows, draws, token_ids, faults, sizes});
   const int32_t wanted[] = {1, 1, 1};
   kernels.logprobs(
       {logits.data(), kRows, vocab_size, token_ids, wanted, 1, logprobs, ranks, best, best_logprobs});
@@ -421,6 +423,17 @@ void check_sampling(Kernels& kernels, int64_t vocab_size) {
   }
   expect(token_ids[0] == best[0] && ranks[0] == 1, name + ": greedy");
   expect(token_ids[2] == last, name + ": the only one allowed");
+
+  const int64_t num_words = (vocab_size + 31) / 32;  // only the last logit is there
+  std::vector<uint32_t> there(static_cast<size_t>(kRows * num_words));
+  for (int64_t r = 0; r < kRows; ++r) {
+    there[static_cast<size_t>((r + 1) * num_words - 1)] = 1u << last % 32;
+    for (int64_t i = 0; i < last; ++i) logits[static_cast<size_t>(r * vocab_size + i)] = NAN;
+  }
+  kernels.sample({logits.data(), kRows, vocab_size, there.data(), num_words, sampling, rows, draws, token_ids,
+                  faults, sizes});
+  for (int64_t r = 0; r < kRows; ++r)
+    expect(faults[r] == RowFault::none && token_ids[r] == last, name + ": the only one there");
 }
 
 void check_pool() {
@@ -463,6 +476,7 @@ int main() {
       for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8, Format::q4}) {
         check_linear(kernels, format, 37, 96);
         check_linear(kernels, format, 16, 32);
+        for (const int64_t rows : {1, 5, 17, 70}) check_linear(kernels, format, 5, 160, rows);
         for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
         check_experts(kernels, format, 5, 2);
       }

@@ -44,7 +44,7 @@ __all__ = [
     "WeightFormat",
 ]
 
-GROUP = 32  # inputs that share a scale, in weights and in activations rounded to 16 bits
+GROUP = 32  # inputs that share a scale, in weights and in activations that are rounded
 ATTENTION_SPAN = 256  # key positions reduced alone, starting at absolute multiples of it
 
 FloatFormat = Literal["f32", "f16", "bf16"]
