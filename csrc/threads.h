@@ -14,7 +14,7 @@ namespace ramet {
 // does it all.
 //
 // A job's items are dealt out as one run of neighbours for each thread. A thread takes half of what is
-// left of its own run at a time, so that it reads straight on, and when that is gone, quarters of the
+// left of its own run at a time, so that it reads straight on, and when that is gone, halves of the
 // others'.
 class Pool {
   struct Run;
