@@ -135,3 +135,20 @@ def test_check_and_matcher_agree() -> None:
     COMPILER.check(GrammarSpec("regex", "a+"))
     with pytest.raises(GrammarError):
         COMPILER.check(GrammarSpec("regex", "a("))
+
+
+def test_a_string_has_tokens_for_as_many_characters_as_it_has_room_for() -> None:
+    """Characters of one, two and four bytes, tokens of up to 45 of them, and some that go on behind the string's end."""
+    texts = [("x\u00e9 \U0001f600" * 12)[start : start + length] for start in range(4) for length in range(1, 46)]
+    of_strings = [(text, end) for text in (*texts, "}", "") for end in ("", '"', '"}') if text + end]
+    pieces = [*(text + end for text, end in of_strings), '{"a":"', '"]', "x\n"]
+    eos = len(pieces)
+    table = TokenTable([*(piece.encode() for piece in pieces), b"<eos>"], frozenset({eos}), {eos}, eos + 1)
+    schema = {"properties": {"a": {"type": "string", "maxLength": 40}}, "required": ["a"], "additionalProperties": False}
+    spec = GrammarSpec.of({"json": {"type": "object", **schema}, "disable_any_whitespace": True})
+    one = GrammarCompiler(table).matcher(spec, frozenset({eos})).result()
+    one.accept(pieces.index('{"a":"'))
+    for room in range(40, -1, -1):
+        assert allowed(one) == {i for i, (text, _) in enumerate(of_strings) if len(text) <= room}
+        if room:
+            one.accept(pieces.index(texts[45 * (room % 4)]))
