@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ramet.core.ids import RequestId, SeqId
 from ramet.core.output import SequenceUpdate, TokenLogprobs
@@ -17,6 +18,8 @@ from ramet.text.detokenizer import Detokenizer
 from ramet.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionOutput", "Logprob", "OutputAssembler", "RequestOutput", "Usage"]
+
+_finish_reason = attrgetter("finish_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        return all(out.finish_reason is not None for out in self.outputs)
+        return None not in map(_finish_reason, self.outputs)  # asked at each token
 
 
 @dataclass(slots=True)
@@ -131,7 +134,7 @@ class OutputAssembler:
             except Exception as error:  # whatever it is, it is this answer's alone
                 answer.finish_reason, answer.error = "error", f"the answer could not be put into words: {error}"
                 self._abort(update.seq_id)
-            if entry.output.finished:
+            if answer.finish_reason is not None and entry.output.finished:
                 del self._open[update.request_id]
         return list(changed.values())
 

@@ -93,6 +93,7 @@ class Generation:
         self._failure: RametError | None = None
         self._abort = abort
         self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @property
     def is_finished(self) -> bool:
@@ -115,9 +116,8 @@ class Generation:
         self._changed.clear()
 
     async def finished(self) -> RequestOutput:
-        """Wait for the end. Raises what ``failure`` holds."""
-        while not self.is_finished:
-            await self.changed()
+        """Wait for the end, asleep while the output grows. Raises what ``failure`` holds."""
+        await self._ended.wait()
         if self.failure is not None:
             raise self.failure
         return self.output
@@ -136,6 +136,7 @@ class Generation:
         """The last change."""
         self.finished_s, self._failure = now_s, failure
         self._changed.set()
+        self._ended.set()
 
 
 class Observer(Protocol):
@@ -392,8 +393,7 @@ class EngineClient:
 
     def _take(self, updates: Sequence[SequenceUpdate]) -> None:
         for update in updates:
-            generation = self._open.get(update.request_id)
-            if generation is not None:
+            if (generation := self._open.get(update.request_id)) is not None:
                 self._note(generation, update)
         for output in self._assembler.apply(updates):
             if output.finished:

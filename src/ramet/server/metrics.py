@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Histogram, Metric, generate_latest
+from prometheus_client import Counter, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -22,6 +22,7 @@ from ramet.engine.assemble import CompletionOutput
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import EngineStats
 from ramet.server.client import EngineClient, EngineState, Generation
+from ramet.server.histogram import Histogram
 
 __all__ = ["Metrics", "Reading", "Recent", "recent"]
 
@@ -333,7 +334,7 @@ class _Families(Collector):
 
 
 def _histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
-    return Histogram(f"ramet:{name}", text, buckets=bounds, registry=None)
+    return Histogram(f"ramet:{name}", text, bounds)
 
 
 def _counter(name: str, text: str, label: str) -> Counter:

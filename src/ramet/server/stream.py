@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -26,8 +25,7 @@ DONE = b"data: [DONE]\n\n"  # the end of a stream that is whole, but for Anthrop
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What is new of one answer since it was last looked at. ``logprobs`` go with ``token_ids``, where they were asked for."""
 
     answer: CompletionOutput
@@ -116,10 +114,9 @@ async def answered(generations: Sequence[Generation], request: Request) -> list[
 
 
 async def _whole(generation: Generation) -> RequestOutput:
-    while not generation.is_finished:
-        await generation.changed()
+    output = await generation.finished()
     _check_whole(generation)
-    return generation.output
+    return output
 
 
 def sse(data: object, event: str | None = None) -> bytes:

@@ -39,6 +39,7 @@ class Detokenizer:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._text = _seam(tokenizer, prompt_ids, skip_special_tokens)
+        self._has_stops = bool(stops)
         self._stops = StopStrings.of(tuple(stops))
         self._state = StopStrings.START
         self._held = ""
@@ -76,7 +77,7 @@ class Detokenizer:
 
     def _release(self, new: str) -> str:
         """What of the held and the new text may go out. ``_held`` stays the text that the automaton's state spells."""
-        if self._num_tokens <= self._min_tokens:
+        if not self._has_stops or self._num_tokens <= self._min_tokens:
             return new  # no stop may end the text yet, and none that begins here is remembered
         state = self._state
         for count, char in enumerate(new, 1):

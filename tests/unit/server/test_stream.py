@@ -88,6 +88,23 @@ def test_several_requests_are_read_as_they_grow() -> None:
     run(test())
 
 
+def test_whoever_waits_for_the_whole_sleeps_while_it_grows() -> None:
+    async def test() -> None:
+        generation = growing()
+        whole = asyncio.create_task(generation.finished())
+        await asyncio.sleep(0)
+        asleep_on = whole.get_coro().cr_await  # type: ignore[union-attr]
+        for text in ("a", "b"):
+            say(generation, text)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert whole.get_coro().cr_await is asleep_on  # type: ignore[union-attr]
+        say(generation, "!", reason="stop")
+        assert (await whole).outputs[0].text == "ab!"
+
+    run(test())
+
+
 def test_one_that_fails_ends_the_wait_for_all() -> None:
     async def test() -> None:
         aborted: list[str] = []
