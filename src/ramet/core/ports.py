@@ -33,14 +33,14 @@ class CacheLock(Protocol):
 
 
 class NotReady(Exception):
-    """A mask needs more than a step may wait for. Nothing is wrong: ask for it in a later step."""
+    """A mask or a token needs more than a step may wait for. Nothing is wrong or changed: ask again in a later step."""
 
 
 class Matcher(Protocol):
     """Where one sequence stands in its grammar: a function of the grammar and of the tokens it has accepted, and of nothing else.
 
     ``fill_mask`` and ``accept`` may raise, ``GrammarError`` where the grammar is too much for what has come; the matcher is of no
-    use then, until ``rollback`` takes it back to where it was good. ``fill_mask`` may raise ``NotReady`` as well, which changes
+    use then, until ``rollback`` takes it back to where it was good. Both may raise ``NotReady`` as well, which changes
     nothing. To look ahead changes nothing of what comes after.
     """
 

@@ -17,7 +17,7 @@ __all__ = ["Outcome", "own_fault", "take_tokens"]
 class Outcome:
     """``token_ids`` are the new tokens, appended to the sequence already; ``finish_reason`` is not yet set on it.
 
-    Of a sequence that fails the tokens before the fault are good ones. None and no error: its mask was not ready.
+    Of a sequence that fails the tokens before the fault are good ones. None and no error: its grammar was not ready.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ def take_tokens(chunk: Chunk, output: StepOutput, row: int) -> Outcome:
         is_stop = token_id in seq.request.stop_ids and seq.num_output_tokens >= seq.request.sampling.min_tokens
         is_complete, error = (False, None) if is_stop else accept_token(seq, token_id)
         if error is not None:
-            outcome.error = error
+            outcome.error = None if error == NOT_READY else error
             break
         seq.tokens.append(token_id)
         outcome.token_ids.append(token_id)

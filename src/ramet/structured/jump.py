@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ramet.core.ports import Matcher
+from ramet.core.ports import Matcher, NotReady
 from ramet.core.request import Sequence
 from ramet.structured.habits import Guess, Habits
 
@@ -80,19 +80,25 @@ class JumpForward:
                     break
                 token_ids.append(guess.token_id)
                 self._places.append(place)
-            count = self._matcher.validate(token_ids) if token_ids else 0
+            count = self._accept(token_ids)
             del self._places[len(drafts) + count :]
-            if not count:
-                break
-            for token_id in token_ids[:count]:
-                self._matcher.accept(token_id)
             drafts += token_ids[:count]
-            if self._matcher.is_finished:
+            if not count or self._matcher.is_finished:
                 break
         self._places.append(forced if not count else b"")
         if drafts:
             self._matcher.rollback(len(drafts))
         return drafts
+
+    def _accept(self, token_ids: list[int]) -> int:
+        """How many of them the grammar takes, and takes now."""
+        count = self._matcher.validate(token_ids) if token_ids else 0
+        for index in range(count):
+            try:
+                self._matcher.accept(token_ids[index])
+            except NotReady:
+                return index
+        return count
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
         tokens = [_NO_TOKEN, *self._seq.tokens.view()[-len(token_ids) - 2 :].tolist()][-len(token_ids) - 2 :]

@@ -38,7 +38,8 @@ class GuidanceMatcher:
 
     Where the lexer is full, of this sequence's or of others' texts, or looking ahead met a limit, the sequence's own tokens are
     walked once more on another copy (``Guide`` says why that is exact). What fails on a lexer that is all its own is told.
-    Until there is such a lexer the failed copy stays, and whatever is done next tries once more; only a mask has to wait for it.
+    Until there is such a lexer the failed copy stays, and whatever is done next tries once more: masks and tokens wait for
+    it, for a token that has not been taken in cannot be known to be the last one.
     """
 
     __slots__ = ("_copy", "_ending", "_guide", "_looks_ahead", "_token_ids", "_unending", "_watch")
@@ -72,8 +73,7 @@ class GuidanceMatcher:
         self._watch.hold(row)
 
     def accept(self, token_id: int) -> None:
-        with suppress(NotReady):  # the copy to come takes this token as it does those before it
-            self._do(lambda: self._copy.consume_token(token_id))
+        self._do(lambda: self._copy.consume_token(token_id))
         self._token_ids.append(token_id)
         self._watch.accept(token_id)
 

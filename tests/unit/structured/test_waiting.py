@@ -129,6 +129,36 @@ def test_what_comes_while_one_waits_is_not_lost(waits: list[Guide]) -> None:
     assert waits
 
 
+def test_the_last_token_is_known_as_the_last_one(waits: list[Guide]) -> None:
+    """Where a lexer is full at the very token that completes an answer, the token waits, and no other one comes behind it."""
+    ends = frozenset(EOS_IDS)
+    spec = GrammarSpec("grammar", "start: /[abef]*a[abef]{12} /")
+    late, prompt = GrammarCompiler(PIECE_TABLE), GrammarCompiler(PIECE_TABLE)
+    late.check(spec)
+    late._worker, late._prepares = _Slow(1), True
+    rng = np.random.default_rng(24)  # its 24th text fills the lexer at its last token
+    a, space = (PIECE_TABLE.pieces.index(one) for one in (b"a", b" "))
+    letters = [PIECE_TABLE.pieces.index(one) for one in (b"a", b"b", b"e", b"f")]
+    for _ in range(24):
+        one, other = (compiler.matcher(spec, ends).result() for compiler in (late, prompt))
+        text = rng.choice(letters, rng.integers(13, 40)).tolist()
+        text[-13] = a
+        for token_id in [*text, space]:
+            other.accept(token_id)
+            while not _takes(one, token_id):
+                pass
+            assert one.is_finished == other.is_finished
+    assert waits
+
+
+def _takes(one: Matcher, token_id: int) -> bool:
+    try:
+        one.accept(token_id)
+    except NotReady:
+        return False
+    return True
+
+
 def _fills(one: Matcher, row: UInt32) -> bool:
     try:
         one.fill_mask(row)
