@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,8 +13,7 @@ from test_engine import PIECE_TABLE
 from test_jump import jumping
 
 from ramet.core.grammar import GrammarSpec
-from ramet.core.ids import UInt32
-from ramet.core.ports import Matcher, NotReady
+from ramet.core.ports import NotReady
 from ramet.structured import guides
 from ramet.structured.compiler import GrammarCompiler
 from ramet.structured.guides import Guide
@@ -75,10 +75,10 @@ def answers(one: Bench) -> list[object]:
     return [one.answers[i, k].result for i in ids for k in range(one.requests[i].sampling.n)]
 
 
-def slow(num_asked: int) -> GrammarCompiler:
+def slow(num_asked: int, grammar: str = HUNGRY) -> GrammarCompiler:
     """It has the grammar, and is slow with all else."""
     compiler = GrammarCompiler(PIECE_TABLE)
-    compiler.check(GrammarSpec("grammar", HUNGRY))
+    compiler.check(GrammarSpec("grammar", grammar))
     compiler._worker, compiler._prepares = _Slow(num_asked), True
     return compiler
 
@@ -119,11 +119,11 @@ def test_what_comes_while_one_waits_is_not_lost(waits: list[Guide]) -> None:
             one.accept(token_id)
             other.accept(token_id)
             other.fill_mask(wanted)
-            if not _fills(one, row):
+            if not _is_ready(partial(one.fill_mask, row)):
                 one = one.fork()
                 one.rollback(1)
                 one.accept(token_id)
-        while not _fills(one, row):
+        while not _is_ready(partial(one.fill_mask, row)):
             assert not one.is_finished
         assert row.tolist() == wanted.tolist()
     assert waits
@@ -133,9 +133,7 @@ def test_the_last_token_is_known_as_the_last_one(waits: list[Guide]) -> None:
     """Where a lexer is full at the very token that completes an answer, the token waits, and no other one comes behind it."""
     ends = frozenset(EOS_IDS)
     spec = GrammarSpec("grammar", "start: /[abef]*a[abef]{12} /")
-    late, prompt = GrammarCompiler(PIECE_TABLE), GrammarCompiler(PIECE_TABLE)
-    late.check(spec)
-    late._worker, late._prepares = _Slow(1), True
+    late, prompt = slow(1, spec.text), GrammarCompiler(PIECE_TABLE)
     rng = np.random.default_rng(24)  # its 24th text fills the lexer at its last token
     a, space = (PIECE_TABLE.pieces.index(one) for one in (b"a", b" "))
     letters = [PIECE_TABLE.pieces.index(one) for one in (b"a", b"b", b"e", b"f")]
@@ -145,23 +143,15 @@ def test_the_last_token_is_known_as_the_last_one(waits: list[Guide]) -> None:
         text[-13] = a
         for token_id in [*text, space]:
             other.accept(token_id)
-            while not _takes(one, token_id):
+            while not _is_ready(partial(one.accept, token_id)):
                 pass
             assert one.is_finished == other.is_finished
     assert waits
 
 
-def _takes(one: Matcher, token_id: int) -> bool:
+def _is_ready(do: Callable[[], None]) -> bool:
     try:
-        one.accept(token_id)
-    except NotReady:
-        return False
-    return True
-
-
-def _fills(one: Matcher, row: UInt32) -> bool:
-    try:
-        one.fill_mask(row)
+        do()
     except NotReady:
         return False
     return True

@@ -42,6 +42,14 @@ def kinds_of(schema: object) -> frozenset[str]:
     return frozenset(found)
 
 
+def _opened(reading: Reading, name: str) -> Telling:
+    """The arguments of a call that begins, an object."""
+    reading.call(name)
+    told = Telling(reading.argue)
+    told.open("{")
+    return told
+
+
 def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
     """One call, behind its ``<function=``, which is held. What turns out to be none is text.
 
@@ -52,9 +60,7 @@ def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
     if not name or not (is_marked or reading.is_forced or name in reading.schemas):
         reading.release()
         return
-    reading.call(name)
-    told = Telling(reading.argue)
-    told.open("{")
+    told = _opened(reading, name)
     separator = ""
     while True:
         yield from reading.skip_space()
@@ -102,9 +108,7 @@ def key_value_call(reading: Reading) -> Parsing[None]:
     if not mark or not _TOOL.fullmatch(name):
         reading.release()
         return
-    reading.call(name)
-    told = Telling(reading.argue)
-    told.open("{")
+    told = _opened(reading, name)
     separator = ""
     while mark == "<arg_key>":
         key = yield from _name(reading, "<")
