@@ -162,7 +162,7 @@ void Kernels::multiply(const PackedWeight& weight, const Activations& a, const O
 }
 
 void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to) {
-  constexpr int64_t kGrain = 2;  // panels are done in pairs
+  constexpr int64_t kGrain = 2;    // panels are done in pairs
   constexpr int64_t kFew = 32768;  // numbers
   if (x.num * weight.k <= kFew) {  // each thread makes the rows for itself: sooner done than shared out
     for (Inputs& own : own_) reserve(own, x.num, weight);
