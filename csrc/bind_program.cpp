@@ -113,6 +113,7 @@ std::unique_ptr<Step> to_step(const nb::tuple& given, const std::vector<int64_t>
 void make_program(Program* self, const std::vector<int64_t>& widths, const nb::tuple& given, int result) {
   std::vector<std::unique_ptr<Step>> steps;
   for (const nb::handle step : given) steps.push_back(to_step(nb::cast<nb::tuple>(step), widths));
+  join_products(steps);
   new (self) Program(widths, std::move(steps), result);
 }
 

@@ -6,6 +6,8 @@
 namespace ramet {
 namespace {
 
+constexpr int64_t kPanelGrain = 2;  // panels are done in pairs
+
 template <class T>
 void pack_dense(const T* src, int64_t num, int64_t k, T* dst) {
   for (int64_t i = 0; i < k; ++i) {
@@ -136,18 +138,23 @@ Activations Kernels::reserve(Inputs& inputs, int64_t rows, const PackedWeight& w
   return a;
 }
 
+// Columns of row `at`, which begin at `row`.
+void Kernels::round_off(const float* row, const PackedWeight& weight, const Activations& to, int64_t at,
+                        Columns columns) {
+  if (weight.reads_as(Input::codes16)) ops_.quantize(row, to.codes16, at, columns);
+  if (weight.reads_as(Input::codes12)) ops_.quantize(row, to.codes12, at, columns);
+  if (weight.reads_as(Input::halves)) ops_.split(row, to.halves, at, columns);
+  if (weight.reads_as(Input::floats)) {
+    std::memcpy(const_cast<float*>(to.x) + at * weight.k + columns.begin, row,
+                static_cast<size_t>(columns.num()) * sizeof(float));
+  }
+}
+
 // Makes and rounds rows begin to end; `space` has room for one of them.
 void Kernels::prepare(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
                       const Activations& to, float* space, int64_t begin, int64_t end) {
-  const int64_t k = weight.k;
-  for (int64_t row = begin; row < end; ++row) {
-    const float* made = prologue.apply(ops_, x.x + row * x.ld, k, space);
-    if (weight.reads_as(Input::codes16)) ops_.quantize(made, to.codes16, row);
-    if (weight.reads_as(Input::codes12)) ops_.quantize(made, to.codes12, row);
-    if (weight.reads_as(Input::halves)) ops_.split(made, to.halves, row);
-    if (weight.reads_as(Input::floats))
-      std::memcpy(const_cast<float*>(to.x) + row * k, made, static_cast<size_t>(k) * sizeof(float));
-  }
+  for (int64_t row = begin; row < end; ++row)
+    round_off(prologue.apply(ops_, x.x + row * x.ld, weight.k, space), weight, to, row, {0, weight.k});
 }
 
 void Kernels::multiply(const PackedWeight& weight, const Activations& a, const Output& to, int64_t begin,
@@ -161,16 +168,18 @@ void Kernels::multiply(const PackedWeight& weight, const Activations& a, const O
   }
 }
 
-void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to) {
-  constexpr int64_t kGrain = 2;    // panels are done in pairs
+// Makes a product's rows and calls work(rows, begin, end, thread) on ranges of items.
+template <class Work>
+void Kernels::over_rows_made(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
+                             int64_t num_items, int64_t grain, const Work& work) {
   constexpr int64_t kFew = 32768;  // numbers
   if (x.num * weight.k <= kFew) {  // each thread makes the rows for itself: sooner done than shared out
     for (Inputs& own : own_) reserve(own, x.num, weight);
-    pool_.share(weight.num_panels, kGrain, [&](Pool::Ranges& ranges) {
+    pool_.share(num_items, grain, [&](Pool::Ranges& ranges) {
       Inputs& own = own_[static_cast<size_t>(ranges.thread)];
       const Activations a = reserve(own, x.num, weight);
       prepare(x, prologue, weight, a, own.row.get<float>(static_cast<size_t>(weight.k)), 0, x.num);
-      do multiply(weight, a, to, ranges.begin, ranges.end);
+      do work(a, ranges.begin, ranges.end, ranges.thread);
       while (ranges.next());
     });
     return;
@@ -181,8 +190,41 @@ void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeigh
     float* space = own_[static_cast<size_t>(thread)].row.get<float>(static_cast<size_t>(weight.k));
     prepare(x, prologue, weight, a, space, begin, end);
   });
-  pool_.run(weight.num_panels, kGrain,
-            [&](int64_t begin, int64_t end, int) { multiply(weight, a, to, begin, end); });
+  pool_.run(num_items, grain, [&](int64_t begin, int64_t end, int thread) { work(a, begin, end, thread); });
+}
+
+void Kernels::product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to) {
+  over_rows_made(
+      x, prologue, weight, weight.num_panels, kPanelGrain,
+      [&](const Activations& a, int64_t begin, int64_t end, int) { multiply(weight, a, to, begin, end); });
+}
+
+// A thread that has computed both halves of some of the result makes the next rows of it at once: it is in
+// its cache, and nobody else reads it.
+void Kernels::product_for(const Gated& next, const Rows& x, const Prologue& prologue,
+                          const PackedWeight& weight, const Output& to) {
+  const int64_t width = next.weight.k, panels = kGroup / kPanel, half = width / kPanel;
+  const Activations made = reserve(gated_, x.num, next.weight);
+  for (Inputs& own : own_) own.gated.get<float>(static_cast<size_t>(width));
+  over_rows_made(x, prologue, weight, width / kGroup, 1,
+                 [&](const Activations& a, int64_t begin, int64_t end, int thread) {
+                   multiply(weight, a, to, begin * panels, end * panels);
+                   multiply(weight, a, to, half + begin * panels, half + end * panels);
+                   const Columns columns{begin * kGroup, end * kGroup};
+                   float* space =
+                       own_[static_cast<size_t>(thread)].gated.get<float>(static_cast<size_t>(width));
+                   for (int64_t row = 0; row < x.num; ++row) {
+                     const float* gate = to.y + row * to.ldy + columns.begin;
+                     next.gate.multiply(ops_, gate, gate + width, columns.num(), space);
+                     round_off(space, next.weight, made, row, columns);
+                   }
+                 });
+}
+
+void Kernels::product_of_made(int64_t rows, const PackedWeight& weight, const Output& to) {
+  const Activations made = reserve(gated_, rows, weight);
+  pool_.run(weight.num_panels, kPanelGrain,
+            [&](int64_t begin, int64_t end, int) { multiply(weight, made, to, begin, end); });
 }
 
 // Panels are of few rows, so each row is done by itself; its bits are those of any number of rows.
@@ -218,13 +260,17 @@ void Kernels::add(float* x, const float* y, int64_t n) {
 }
 
 void Kernels::silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
-  over_rows(rows, width,
-            [&](int64_t begin, int64_t end, int) { ops_.silu_mul(gate_up, width, y, begin, end); });
+  over_rows(rows, width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t)
+      ops_.silu_mul(gate_up + t * 2 * width, gate_up + (t * 2 + 1) * width, width, y + t * width);
+  });
 }
 
 void Kernels::gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
-  over_rows(rows, width,
-            [&](int64_t begin, int64_t end, int) { ops_.gelu_mul(gate_up, width, y, begin, end); });
+  over_rows(rows, width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t)
+      ops_.gelu_mul(gate_up + t * 2 * width, gate_up + (t * 2 + 1) * width, width, y + t * width);
+  });
 }
 
 void Kernels::soft_cap(float* x, float limit, int64_t n) {
@@ -265,8 +311,15 @@ void Kernels::mix_experts(const Rows& x, const Prologue& prologue, const Rows& r
     }
     if (who.empty()) continue;
     const auto num = static_cast<int64_t>(who.size());
-    product({chosen, num, k}, Prologue(), experts[e].gate_up, {nullptr, inner, inner_width, false});
-    product({inner, num, inner_width}, gate, experts[e].down, {nullptr, made, n, false});
+    const auto& [gate_up, down] = experts[e];
+    const Output to_inner{nullptr, inner, inner_width, false}, to_made{nullptr, made, n, false};
+    if (gate.gate() != nullptr && Gated{*gate.gate(), down}.fits(gate_up)) {
+      product_for({*gate.gate(), down}, {chosen, num, k}, Prologue(), gate_up, to_inner);
+      product_of_made(num, down, to_made);
+    } else {
+      product({chosen, num, k}, Prologue(), gate_up, to_inner);
+      product({inner, num, inner_width}, gate, down, to_made);
+    }
     over_rows(num, n, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t t = who[static_cast<size_t>(i)];

@@ -130,12 +130,23 @@ struct Adapted {
   std::vector<int64_t> rows;
 };
 
+// A product that comes next, of what its gate makes of a result.
+struct Gated {
+  const Gate& gate;
+  const PackedWeight& weight;
+
+  // Whether its rows can be made a group of inputs at a time, by whoever has computed what they are made of.
+  bool fits(const PackedWeight& result) const {
+    return result.n == 2 * weight.k && result.num_panels * kPanel == result.n && weight.k % kGroup == 0;
+  }
+};
+
 // Memory for the rows that a product is of.
 struct Inputs {
   struct Rounded {
     Scratch codes, groups;
   };
-  Scratch row, rows, halves;
+  Scratch row, rows, halves, gated;
   Rounded codes16, codes12;
 };
 
@@ -170,6 +181,10 @@ public:
   void embed(const PackedWeight& table, const int32_t* ids, int64_t n, float scale, float* y);
   // What the prologue makes of x, times the weight.
   void product(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Output& to);
+  // The same, and the rows of `next` are made of the result, for product_of_made with that weight.
+  void product_for(const Gated& next, const Rows& x, const Prologue& prologue, const PackedWeight& weight,
+                   const Output& to);
+  void product_of_made(int64_t rows, const PackedWeight& weight, const Output& to);
   // The same where only some outputs are wanted of each row; the others mean nothing.
   void product_where(const Rows& x, const Prologue& prologue, const PackedWeight& weight,
                      const Wanted& wanted, const Output& to);
@@ -204,8 +219,13 @@ public:
 
 private:
   Activations reserve(Inputs& inputs, int64_t rows, const PackedWeight& weight);
+  void round_off(const float* row, const PackedWeight& weight, const Activations& to, int64_t at,
+                 Columns columns);
   void prepare(const Rows& x, const Prologue& prologue, const PackedWeight& weight, const Activations& to,
                float* space, int64_t begin, int64_t end);
+  template <class Work>
+  void over_rows_made(const Rows& x, const Prologue& prologue, const PackedWeight& weight, int64_t num_items,
+                      int64_t grain, const Work& work);
   void multiply(const PackedWeight& weight, const Activations& a, const Output& to, int64_t begin,
                 int64_t end);
   void store_kv(const KV& layer, int64_t slot, const float* key, const float* value);
@@ -228,7 +248,7 @@ private:
   std::vector<AttentionUnit> units_;
   std::vector<Scratch> attention_;  // one a thread
   std::vector<Inputs> own_;         // one a thread
-  Inputs shared_;
+  Inputs shared_, gated_;
   struct {
     Scratch rows, chosen, inner, made;
   } mixing_;

@@ -94,6 +94,13 @@ struct Halves {
 };
 inline size_t num_halves(int64_t rows, int64_t k) { return 2 * num_codes(rows, (k + 31) / 32 * 32); }
 
+// Some inputs of a row: from a multiple of 32 to another one, or to the end.
+struct Columns {
+  int64_t begin, end;
+
+  int64_t num() const { return end - begin; }
+};
+
 struct Activations {
   int64_t rows, k;
   const float* x;  // [rows][k]
@@ -175,16 +182,17 @@ struct LogprobArgs;  // sampling.h
 
 struct Ops {
   const char* name;
-  void (*quantize)(const float* x, const Codes& to, int64_t row);  // x[k] becomes row `row` of `to`
-  void (*split)(const float* x, const Halves& to, int64_t row);    // null where no format is read as halves
+  // x becomes some columns of row `row`. `split` is null where no format is read as halves.
+  void (*quantize)(const float* x, const Codes& to, int64_t row, Columns);
+  void (*split)(const float* x, const Halves& to, int64_t row, Columns);
   Input (*input_of)(Format);
   void (*linear)(const Matrix&, const Activations&, const Output&, int64_t panel_begin, int64_t panel_end);
   void (*embed)(const Matrix&, int64_t row, float* y);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
                    int64_t end);
   void (*add)(float* x, const float* y, int64_t begin, int64_t end);
-  void (*silu_mul)(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
-  void (*gelu_mul)(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
+  void (*gelu_mul)(const float* gate, const float* up, int64_t n, float* y);
   void (*scale)(const float* x, float factor, int64_t n, float* y);
   void (*soft_cap)(float* x, float limit, int64_t begin, int64_t end);
   // A row of n scores becomes the weights of the k best experts, and zeros (backend.py); n <= kMaxExperts.

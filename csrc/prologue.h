@@ -7,6 +7,8 @@
 
 namespace ramet {
 
+class Gate;
+
 // The row as it is.
 class Prologue {
 public:
@@ -19,6 +21,8 @@ public:
   virtual int64_t width_in(int64_t k) const { return k; }
   // The row that the product is of: `x` itself, or one made in `space`, which may be where x is.
   virtual const float* apply(const Ops&, const float* x, int64_t /*k*/, float* /*space*/) const { return x; }
+  // Where number i is made of numbers i and k + i alone.
+  virtual const Gate* gate() const { return nullptr; }
 };
 
 class RmsNorm final : public Prologue {
@@ -36,23 +40,30 @@ private:
   const float eps_;
 };
 
-// silu(first half) * second half.
-class SiluMul final : public Prologue {
+// What the first half of a row lets through of the second one.
+class Gate : public Prologue {
 public:
   int64_t width_in(int64_t k) const override { return 2 * k; }
   const float* apply(const Ops& ops, const float* x, int64_t k, float* space) const override {
-    ops.silu_mul(x, k, space, 0, 1);
+    multiply(ops, x, x + k, k, space);
     return space;
+  }
+  const Gate* gate() const override { return this; }
+  // Of n numbers of both halves.
+  virtual void multiply(const Ops& ops, const float* gate, const float* up, int64_t n, float* y) const = 0;
+};
+
+class SiluMul final : public Gate {
+public:
+  void multiply(const Ops& ops, const float* gate, const float* up, int64_t n, float* y) const override {
+    ops.silu_mul(gate, up, n, y);
   }
 };
 
-// gelu(first half) * second half.
-class GeluMul final : public Prologue {
+class GeluMul final : public Gate {
 public:
-  int64_t width_in(int64_t k) const override { return 2 * k; }
-  const float* apply(const Ops& ops, const float* x, int64_t k, float* space) const override {
-    ops.gelu_mul(x, k, space, 0, 1);
-    return space;
+  void multiply(const Ops& ops, const float* gate, const float* up, int64_t n, float* y) const override {
+    ops.gelu_mul(gate, up, n, y);
   }
 };
 

@@ -25,12 +25,6 @@ void require_product(const std::vector<int64_t>& widths, const Product& product,
   }
 }
 
-void multiply(Frame& frame, int source, const Product& product, int out, bool adds) {
-  const float* bias = product.bias.empty() ? nullptr : product.bias.data();
-  frame.kernels.product(frame.rows(source), product.prologue, product.weight,
-                        {bias, frame.out(out), product.weight.n, adds});
-}
-
 void require_heads(const Heads& heads) {
   if (heads.num_kv_heads < 1 || heads.num_heads < 1 || heads.num_heads % heads.num_kv_heads != 0) {
     refuse("Hq is a multiple of Hkv");
@@ -91,24 +85,47 @@ void Load::run(Frame& frame) const {
               static_cast<size_t>(frame.num * width_) * sizeof(float));
 }
 
-void Project::check_widths(const std::vector<int64_t>& widths) const {
+void ProductStep::check_widths(const std::vector<int64_t>& widths) const {
   require_product(widths, product_, reads[0], writes);
+}
+
+bool ProductStep::join(ProductStep& next) {
+  const Gate* gate = next.product_.prologue.gate();
+  if (next.reads[0] != writes || gate == nullptr || !Gated{*gate, next.product_.weight}.fits(product_.weight))
+    return false;
+  next_ = &next;
+  return next.is_joined_ = true;
+}
+
+void ProductStep::multiply(Frame& frame, bool adds) const {
+  const auto& [prologue, weight, bias] = product_;
+  const Rows rows = frame.rows(reads[0]);
+  const Output to{bias.empty() ? nullptr : bias.data(), frame.out(writes), weight.n, adds};
+  const bool may_join = frame.feed.adapters.empty();
+  if (is_joined_ && may_join) return frame.kernels.product_of_made(rows.num, weight, to);
+  if (next_ == nullptr || !may_join) return frame.kernels.product(rows, prologue, weight, to);
+  const Product& next = next_->product_;
+  frame.kernels.product_for({*next.prologue.gate(), next.weight}, rows, prologue, weight, to);
 }
 
 void Project::run(Frame& frame) const {
   const Wanted& all = frame.feed.outputs;
-  if (all.bits == nullptr) return multiply(frame, reads[0], product_, writes, false);
+  if (all.bits == nullptr) return multiply(frame, false);
   const Wanted block{all.bits + frame.begin * all.num_words, all.num_words};
   const float* bias = product_.bias.empty() ? nullptr : product_.bias.data();
   frame.kernels.product_where(frame.rows(reads[0]), product_.prologue, product_.weight, block,
                               {bias, frame.out(writes), frame.rows(writes).ld, false});
 }
 
-void ProjectAdd::check_widths(const std::vector<int64_t>& widths) const {
-  require_product(widths, product_, reads[0], writes);
+void join_products(const std::vector<std::unique_ptr<Step>>& steps) {
+  ProductStep* before = nullptr;
+  for (const auto& step : steps) {
+    if (dynamic_cast<Adapt*>(step.get()) != nullptr) continue;
+    auto* const product = dynamic_cast<ProductStep*>(step.get());
+    const bool is_joined = before != nullptr && product != nullptr && before->join(*product);
+    before = is_joined ? nullptr : product;
+  }
 }
-
-void ProjectAdd::run(Frame& frame) const { multiply(frame, reads[0], product_, writes, true); }
 
 void Add::check_widths(const std::vector<int64_t>& widths) const {
   const int64_t width = widths.at(static_cast<size_t>(writes));

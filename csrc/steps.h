@@ -37,28 +37,38 @@ struct Product {
   std::vector<float> bias;  // [N], or empty
 };
 
-// out = prologue(source) times the weight, plus bias.
-class Project final : public Step {
+// prologue(source) times the weight, plus bias. Two of them may be joined, where the second one is of what a
+// gate makes of the first one's result: the first then makes the second one's rows.
+class ProductStep : public Step {
 public:
-  Project(int source, Product product, int out)
-      : Step("project", Extent::each_row, {source}, out), product_(std::move(product)) {}
-  void run(Frame& frame) const override;
   void check_widths(const std::vector<int64_t>& widths) const override;
+  // Whether `next`, which is the next step but for adapters, has been joined to this one.
+  bool join(ProductStep& next);
+
+protected:
+  ProductStep(const char* name, std::vector<int> reads, Product product, int out)
+      : Step(name, Extent::each_row, std::move(reads), out), product_(std::move(product)) {}
+  void multiply(Frame& frame, bool adds) const;
+  const Product product_;
 
 private:
-  const Product product_;
+  const ProductStep* next_ = nullptr;
+  bool is_joined_ = false;  // to the one before
+};
+
+// out = the product.
+class Project final : public ProductStep {
+public:
+  Project(int source, Product product, int out) : ProductStep("project", {source}, std::move(product), out) {}
+  void run(Frame& frame) const override;
 };
 
 // The same, added to what is in `sum`.
-class ProjectAdd final : public Step {
+class ProjectAdd final : public ProductStep {
 public:
   ProjectAdd(int source, Product product, int sum)
-      : Step("project_add", Extent::each_row, {source, sum}, sum), product_(std::move(product)) {}
-  void run(Frame& frame) const override;
-  void check_widths(const std::vector<int64_t>& widths) const override;
-
-private:
-  const Product product_;
+      : ProductStep("project_add", {source, sum}, std::move(product), sum) {}
+  void run(Frame& frame) const override { multiply(frame, true); }
 };
 
 // sum += prologue(source).
@@ -183,5 +193,9 @@ public:
   void check_widths(const std::vector<int64_t>& widths) const override;
   bool takes_rows() const override { return true; }
 };
+
+// Joins products of a program's steps where that can be done. Adapters change what lies between two of them,
+// so batches with any are computed as if they were apart: the bits are the same.
+void join_products(const std::vector<std::unique_ptr<Step>>& steps);
 
 }  // namespace ramet

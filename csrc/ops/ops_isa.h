@@ -5,16 +5,16 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-void quantize(const float* x, const Codes& to, int64_t row);
-void split(const float* x, const Halves& to, int64_t row);
+void quantize(const float* x, const Codes& to, int64_t row, Columns columns);
+void split(const float* x, const Halves& to, int64_t row, Columns columns);
 Input input_of(Format format);
 void linear(const Matrix& w, const Activations& a, const Output& out, int64_t panel_begin, int64_t panel_end);
 void embed(const Matrix& w, int64_t row, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y, int64_t begin,
               int64_t end);
 void add_rows(float* x, const float* y, int64_t begin, int64_t end);
-void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
-void gelu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end);
+void silu_mul(const float* gate, const float* up, int64_t n, float* y);
+void gelu_mul(const float* gate, const float* up, int64_t n, float* y);
 void scale(const float* x, float factor, int64_t n, float* y);
 void soft_cap(float* x, float limit, int64_t begin, int64_t end);
 void choose_experts(float* scores, int64_t n, int64_t k, bool is_normalized);

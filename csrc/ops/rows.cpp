@@ -11,28 +11,36 @@ constexpr float kTiny = 1e-30f;
 
 // By groups of 32: scale = max|x| / max_code, codes half to even. NaN or infinity in a group makes its scale
 // NaN and its codes zero, so that every result of the row is NaN.
-void quantize(const float* x, const Codes& to, int64_t row) {
+void quantize(const float* x, const Codes& to, int64_t row, Columns columns) {
   const auto most = static_cast<float>(max_code(to.kind));
-  for (int64_t g = 0; g < to.k / kGroup; ++g) {
-    const f32x16 a = load(x + g * kGroup), b = load(x + g * kGroup + 16), zero = set(0.0f);
-    if (reduce_add(fma(a, zero, mul(b, zero))) != 0.0f) {
-      put_codes(to, row, g, zero, zero, {__builtin_nanf(""), __builtin_nanf("")});
-      continue;
-    }
+  const int64_t first = columns.begin / kGroup, num = columns.num() / kGroup;
+  const f32x16 zero = set(0.0f);
+  const auto add_odd = [&](int64_t i, const f32x16& sum) {  // stays zero as long as all numbers are finite
+    return fma(load(x + i * kGroup), zero, fma(load(x + i * kGroup + 16), zero, sum));
+  };
+  f32x16 odd = zero;
+  for (int64_t i = 0; i < num; ++i) {
+    const f32x16 a = load(x + i * kGroup), b = load(x + i * kGroup + 16);
+    odd = add_odd(i, odd);
     const float largest = reduce_max(max(abs(a), abs(b)));
     const f32x16 inverse = set(largest > kTiny ? most / largest : 0.0f);
     const f32x16 low = round(mul(a, inverse)), high = round(mul(b, inverse));
     const float scale = largest * (1.0f / most);
     // The sum is of whole numbers under 2^24, so it is exact.
-    put_codes(to, row, g, low, high, {scale, scale * reduce_add(add(low, high))});
+    put_codes(to, row, first + i, low, high, {scale, scale * reduce_add(add(low, high))});
+  }
+  if (reduce_add(odd) == 0.0f) return;
+  for (int64_t i = 0; i < num; ++i) {
+    if (reduce_add(add_odd(i, zero)) != 0.0f)
+      put_codes(to, row, first + i, zero, zero, {__builtin_nanf(""), __builtin_nanf("")});
   }
 }
 
 #ifdef RAMET_TILES
 // What is not finite has no second half. K is filled up with zeros.
-void split(const float* x, const Halves& to, int64_t row) {
-  for (int64_t k = 0; k < to.k; k += 16) {
-    const f32x16 v = load_some(x + k, to.k - k);
+void split(const float* x, const Halves& to, int64_t row, Columns columns) {
+  for (int64_t k = columns.begin; k < columns.end; k += 16, x += 16) {
+    const f32x16 v = load_some(x, columns.end - k);
     uint16_t first[16];
     store_bf16(first, v);
     const f32x16 rest = sub(v, load_bf16(first));
@@ -75,26 +83,22 @@ void add_rows(float* x, const float* y, int64_t begin, int64_t end) {
 
 // gate * sigmoid(steepness(gate)) * up
 template <class Steepness>
-static inline void gate_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end,
+static inline void gate_mul(const float* gate, const float* up, int64_t n, float* y,
                             const Steepness& steepness) {
-  for (int64_t row = begin; row < end; ++row) {
-    const float *gate = gate_up + row * 2 * width, *up = gate + width;
-    for (int64_t i = 0; i < width; i += 16) {
-      const f32x16 g = load_some(gate + i, width - i), u = load_some(up + i, width - i);
-      const f32x16 gated = div(g, add(set(1.0f), exp(sub(set(0.0f), steepness(g)))));
-      store_some(y + row * width + i, mul(gated, u), width - i);
-    }
+  for (int64_t i = 0; i < n; i += 16) {
+    const f32x16 g = load_some(gate + i, n - i), u = load_some(up + i, n - i);
+    const f32x16 gated = div(g, add(set(1.0f), exp(sub(set(0.0f), steepness(g)))));
+    store_some(y + i, mul(gated, u), n - i);
   }
 }
 
-void silu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
-  gate_mul(gate_up, width, y, begin, end, [](const f32x16& g) { return g; });
+void silu_mul(const float* gate, const float* up, int64_t n, float* y) {
+  gate_mul(gate, up, n, y, [](const f32x16& g) { return g; });
 }
 
-void gelu_mul(const float* gate_up, int64_t width, float* y, int64_t begin, int64_t end) {
+void gelu_mul(const float* gate, const float* up, int64_t n, float* y) {
   constexpr float kLinear = 1.59576912f, kCubic = 0.044715f * kLinear;  // 2 sqrt(2 / pi)
-  gate_mul(gate_up, width, y, begin, end,
-           [](const f32x16& g) { return mul(g, fma(mul(g, g), set(kCubic), set(kLinear))); });
+  gate_mul(gate, up, n, y, [](const f32x16& g) { return mul(g, fma(mul(g, g), set(kCubic), set(kLinear))); });
 }
 
 void scale(const float* x, float factor, int64_t n, float* y) {

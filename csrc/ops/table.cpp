@@ -10,7 +10,7 @@ namespace RAMET_ISA {
 #ifdef RAMET_TILES
 constexpr auto kSplit = split;
 #else
-constexpr void (*kSplit)(const float*, const Halves&, int64_t) = nullptr;
+constexpr void (*kSplit)(const float*, const Halves&, int64_t, Columns) = nullptr;
 #endif
 
 const Ops table = {RAMET_NAME(RAMET_ISA),
