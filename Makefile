@@ -10,8 +10,8 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp cs
 serve: $(VENV)/.run  ## environment, build, demo model, server
 	$(BIN)/ramet serve
 
-test: $(VENV)/.dev  ## all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## all tests, two files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint types sanitize test  ## what has to hold before anything lands: `make test`, and the gates before it
 

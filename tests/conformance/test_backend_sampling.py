@@ -130,7 +130,7 @@ def within(row: dict[str, Any], size: int, mask: list[int] | None) -> dict[str, 
     return {**row, **ids, "bias": bias} | ({} if mask is None else {"mask": mask})
 
 
-@settings(max_examples=300 if os.environ.get("RAMET_EXACT") == "full" else 60, deadline=None, derandomize=True)
+@settings(max_examples=300 if os.environ.get("RAMET_EXACT") == "full" else 60, derandomize=True)
 @given(st.sampled_from(KINDS), st.sampled_from(SIZES), st.integers(0, 2**32 - 1), ROWS, MASKS)
 @example("flat", 4095, 0, {**PLAIN_ROW, "temperature": 100.0, "top_k": 2000, "top_p": 0.9, "counter": 1}, None)
 @example("flat", 511, 117, {**PLAIN_ROW, "temperature": 100.0, "top_k": 300, "top_p": 0.5, "counter": 1}, None)
@@ -299,7 +299,7 @@ def test_arrays_that_do_not_fit_are_refused(backend: Backend) -> None:
 # --- logprobs ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(KINDS), st.sampled_from(SIZES), st.integers(0, 2**32 - 1), st.integers(0, 400))
 def test_logprobs_are_the_definition_s(backend: Backend, kind: str, size: int, seed: int, num_best: int) -> None:
     logits = make_logits(kind, size, seed)[None]

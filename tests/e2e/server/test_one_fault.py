@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -153,17 +153,16 @@ def test_h5_t11_b190_only_the_request_that_was_met_fails(
 
 
 def test_h5_a_stream_that_breaks_between_two_events_tells_so_and_lets_go(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = EventStream._begin
-    num_events = 0
+    whole = EventStream.__init__
 
-    async def broken(stream: EventStream, send: Any) -> None:
-        nonlocal num_events
-        await whole(stream, send)
-        num_events += 1
-        if num_events == 3:
-            raise Broken(SECRET)
+    async def one(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        yield await anext(events)
+        raise Broken(SECRET)
 
-    monkeypatch.setattr(EventStream, "_begin", broken)
+    def broken(stream: EventStream, events: AsyncIterator[bytes], *args: Any, **options: Any) -> None:
+        whole(stream, one(events), *args, **options)
+
+    monkeypatch.setattr(EventStream, "__init__", broken)
     status, told = ask(server, BAD_SEED, stream=True, stage="stream")
     assert (status, told["error"]["code"]) == (500, "internal_error")
     server.until_idle()

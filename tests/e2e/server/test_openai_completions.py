@@ -117,6 +117,7 @@ def test_token_ids_of_prompt_and_answer(client: OpenAIClient) -> None:
 
 
 def test_cached_tokens_of_several_prompts_are_summed(client: OpenAIClient) -> None:
+    assert client.server.post("/flush_cache", {}).status_code == 200
     prompts = ["x" * 40 + "1", "y" * 40 + "2"]
     for number, expected in ((0, 0), (1, 80)):
         usage = client.text(prompts, max_tokens=1)["usage"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramet.cli.load.figures import Bounds, Figures, Record, Spread, figures, percentile
@@ -50,7 +50,6 @@ def test_percentiles_of_few_values(values, percent, expected):
     assert percentile(values, percent) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=150), st.sampled_from([1, 50, 90, 99, 100]))
 def test_a_percentile_is_the_least_value_that_is_enough(values, percent):
     ordered = sorted(map(float, values))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramet.cli.load.examples import Example, read_examples
@@ -34,7 +34,6 @@ def texts(program: Turn) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@settings(deadline=None)
 @given(num_requests=st.integers(1, 40), seed=st.integers(0, 3))
 def test_as_many_requests_as_wanted_and_the_same_for_a_seed(name, num_requests, seed):
     shape = TREE if name == "tree-search" else SMALL

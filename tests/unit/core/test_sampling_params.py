@@ -8,7 +8,7 @@ from dataclasses import fields
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramet.core.sampling import MAX_LOGPROBS, SamplingParams
@@ -220,7 +220,6 @@ def problem_with(values: dict) -> InvalidRequest | None:
     return None
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SamplingParams.__dataclass_fields__)), JSON, min_size=1, max_size=4))
 def test_anything_is_taken_or_refused_never_worse(values):
     problem = problem_with(values)

@@ -320,7 +320,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(-6, 6), min_size=12, max_size=12), ROWS)
 def test_the_choice_is_the_inverse_cdf_of_the_exact_probabilities(one, halves, row):
     logits = np.array(halves, np.float32) / 2  # many ties
@@ -335,7 +335,7 @@ def test_the_choice_is_the_inverse_cdf_of_the_exact_probabilities(one, halves, r
 # --- a row is a function of itself alone ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ROWS, min_size=2, max_size=6), st.integers(0, 2**32 - 1))
 def test_batch_mates_change_no_bit(one, sample, rows, seed):  # B058, B179
     logits = np.random.default_rng(seed).normal(0, 3, (len(rows), 12)).astype(np.float32)
@@ -377,7 +377,7 @@ def test_place_in_memory_changes_no_bit(one, sample, size):
         assert [bits(c) for c in found] == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(-3, 3), min_size=9, max_size=9))
 def test_the_fast_greedy_path_gives_the_slow_path_s_answer(one, halves):
     logits = np.array(halves, np.float32) / 2

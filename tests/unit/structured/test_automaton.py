@@ -114,7 +114,7 @@ def _is_taken(compile_it: Any) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(REGEXES, st.integers(0, 99))
 def test_masks_of_any_pattern_are_those_of_llguidance(pattern: str, seed: int) -> None:
     spec = GrammarSpec("regex", pattern or "a")
@@ -122,7 +122,7 @@ def test_masks_of_any_pattern_are_those_of_llguidance(pattern: str, seed: int) -
         agree(COMPILER, spec, frozenset({EOS}), np.random.default_rng(seed))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(r"ab(){}[]|*+?\^$.,019-&~:=<>P#ipwdxuL\n ", min_size=1, max_size=12))
 def test_what_llguidance_takes_is_taken(pattern: str) -> None:
     spec = GrammarSpec("regex", pattern)
@@ -307,7 +307,7 @@ def test_automata_may_be_made_in_one_thread_and_walked_in_others() -> None:
 # ---- the native part by itself
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(-2, 9) | st.integers(-(2**31), 2**31 - 1), max_size=14))
 def test_any_numbers_are_a_program_or_refused(numbers: list[int]) -> None:
     vocabulary = COMPILER._automata._vocabulary

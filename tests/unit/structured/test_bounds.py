@@ -185,13 +185,13 @@ def is_taken(spec: GrammarSpec) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(JSON)
 def test_any_json_is_a_schema_or_refused(value: Any) -> None:
     is_taken(GrammarSpec("json", json.dumps(value)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.text('ab(){}[]|*+?\\^$.,0159-/&~:="%<>@#\n rst', min_size=1, max_size=30),
     st.sampled_from(["", "start: ", "root ::= ", "regex"]),

@@ -86,7 +86,7 @@ def test_ids_are_those_of_sentencepiece(case: dict[str, Any]) -> None:
 def test_every_text_comes_back_where_there_are_bytes(case: dict[str, Any]) -> None:
     tokenizer = of_model(base64.b64decode(case["model"]))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
     def check(text: str) -> None:
         assert tokenizer.decode(plain(tokenizer, text, parse_special=False)) == text
@@ -287,7 +287,7 @@ def test_t09_a_length_of_a_gigabyte_allocates_nothing() -> None:
     assert peak < 4 << 20
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, len(RULES) - 1), st.integers(0, 255), st.booleans())
 def test_f3_broken_models_are_refused_or_read(at: int, byte: int, cut: bool) -> None:
     """A byte changed anywhere, its charsmap too: an error of ours, or a tokenizer that works."""
