@@ -42,9 +42,15 @@ bool is_finite(const TaskView& view, int64_t offset) {  // of a value
   if (view.args.format == KVFormat::int8)
     return __builtin_isfinite(128.0f * view.code_scale(view.args.values, offset));
   const uint16_t* value = static_cast<const uint16_t*>(view.args.values) + offset;
-  bool is_odd = false;  // no early end: the loop is done by vectors
-  for (int64_t d = 0; d < view.args.head_dim; ++d) is_odd |= (value[d] & 0x7f80) == 0x7f80;
-  return !is_odd;
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 is_odd = 0;
+  for (int64_t d = 0; d < view.args.head_dim; d += kWide) {
+    const int64_t left = view.args.head_dim - d;
+    const __mmask32 some = left < kWide ? (__mmask32{1} << left) - 1 : ~__mmask32{0};
+    const __m512i x = _mm512_maskz_loadu_epi16(some, value + d);
+    is_odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+  }
+  return is_odd == 0;
 }
 
 bool has_infinities(const TaskView& view, int64_t first, int64_t last) {

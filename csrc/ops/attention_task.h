@@ -179,9 +179,10 @@ struct TaskView {
 
   // Where the first head's keys of `num` positions from `start` on lie.
   void find(int64_t start, int64_t num, int64_t* offsets) const {
-    const int32_t* page = args.page_ids + task.first_page + start / args.page_size;
+    const auto at_page = static_cast<uint32_t>(start) / static_cast<uint32_t>(args.page_size);  // soon done
+    const int32_t* page = args.page_ids + task.first_page + at_page;
     const int64_t row = kv_row_items(args.format, args.head_dim), slot_size = args.num_kv_heads * row;
-    int64_t within = start % args.page_size;
+    int64_t within = start - at_page * args.page_size;
     for (int64_t j = 0; j < num; ++page, within = 0) {
       const int64_t left = num - j, n = args.page_size - within < left ? args.page_size - within : left;
       int64_t at = (*page * args.page_size + within) * slot_size + kv_head * row;

@@ -32,7 +32,7 @@ public:
   static constexpr int64_t kRows = 16;  // positions whose scores are taken at a time
 
   // Before a pass over all scores.
-  void start() {
+  RAMET_INLINE void start() {
     odd_ = _mm512_setzero_si512();
     total_ = _mm512_setzero_ps();
     take_reference();
@@ -50,25 +50,23 @@ public:
 
   // Weights of scores [16 positions][16 queries], to pairs of positions [8][16 queries][2].
   RAMET_INLINE void make(const float* scores, uint16_t* to) {
+    RAMET_UNROLL for (int64_t i = 0; i < kRows; i += 2) make_pair(scores + i * 16, to + i * 16);
+  }
+
+  // Those of two positions, to [16 queries][2].
+  RAMET_INLINE void make_pair(const float* scores, uint16_t* to) {
     const __m512 lowest = _mm512_set1_ps(kZero);
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     const __m512i low = _mm512_load_si512(kTable.less), high = _mm512_load_si512(kTable.less + 64);
-    const __m512 shift = shift_;
-    __m512i odd = odd_;
-    __m512 total = total_;
-    RAMET_UNROLL for (int64_t i = 0; i < kRows; i += 2) {
-      const auto bits_of = [&](const float* row) {  // NaN stays NaN
-        return _mm512_castps_si512(_mm512_max_ps(lowest, _mm512_add_ps(shift, _mm512_load_ps(row))));
-      };
-      const __m512i first = bits_of(scores + i * 16), second = bits_of(scores + (i + 1) * 16);
-      odd = _mm512_ternarylogic_epi32(odd, first, second, 0xfe);
-      __m512i pair = _mm512_mask_blend_epi16(kUpper, first, _mm512_slli_epi32(second, 16));
-      pair = _mm512_sub_epi16(pair, _mm512_maskz_permutex2var_epi8(kLowerBytes, low, pair, high));
-      _mm512_store_si512(to + i * 16, pair);
-      total = _mm512_dpbf16_ps(total, (__m512bh)pair, ones);
-    }
-    odd_ = odd;
-    total_ = total;
+    const auto bits_of = [&](const float* row) {  // NaN stays NaN
+      return _mm512_castps_si512(_mm512_max_ps(lowest, _mm512_add_ps(shift_, _mm512_load_ps(row))));
+    };
+    const __m512i first = bits_of(scores), second = bits_of(scores + 16);
+    odd_ = _mm512_ternarylogic_epi32(odd_, first, second, 0xfe);
+    __m512i pair = _mm512_mask_blend_epi16(kUpper, first, _mm512_slli_epi32(second, 16));
+    pair = _mm512_sub_epi16(pair, _mm512_maskz_permutex2var_epi8(kLowerBytes, low, pair, high));
+    _mm512_store_si512(to, pair);
+    total_ = _mm512_dpbf16_ps(total_, (__m512bh)pair, ones);
   }
 
   // Whether the references were good ones for these queries.
@@ -102,7 +100,7 @@ private:
 
   static constexpr WeightTable kTable{};
 
-  void take_reference() {
+  RAMET_INLINE void take_reference() {
     const __mmask16 is_known = _mm512_cmp_ps_mask(reference_, nothing(), _CMP_NEQ_UQ);
     const __m512 start = _mm512_set1_ps(kZero + (127 - 64) * kUnit);
     shift_ = _mm512_mask_sub_ps(start, is_known, start, reference_);
