@@ -77,6 +77,15 @@ static inline CodePlace place_of(const Codes& codes, int64_t row) {
           kRowTile};
 }
 
+// In a block. Blocks are done four rows at a time, and what happens to lie where the last row has no
+// neighbour would be multiplied: some numbers take a hundred times as long.
+static inline void put_scale(const Codes& to, int64_t row, float* scales, const GroupScale& scale) {
+  scales[0] = scale.scale;
+  scales[kRowTile] = scale.offset;
+  if (row + 1 < to.rows) return;
+  for (int64_t i = 1; (row + i) % 4 != 0; ++i) scales[i] = scales[kRowTile + i] = 0;
+}
+
 // 32 whole numbers and what they stand for.
 static inline void put_codes(const Codes& to, int64_t row, int64_t g, const f32x16& low, const f32x16& high,
                              const GroupScale& scale) {
@@ -86,22 +95,22 @@ static inline void put_codes(const Codes& to, int64_t row, int64_t g, const f32x
     auto* codes = reinterpret_cast<uint8_t*>(to.codes) + tile * kGroupTileBytes + r * kGroup;
     c_store_split<8>(codes, codes + kGroupTileBytes / 2, low.r[0], high.r[0]);
     auto* scales = reinterpret_cast<float*>(to.groups) + tile * 2 * kRowTile + r;
-    scales[0] = scale.scale;
-    scales[kRowTile] = scale.offset;
+    put_scale(to, row, scales, scale);
     return;
   }
 #endif
   const CodePlace place = place_of(to, row);
   int16_t* codes = place.codes + g * place.next_group;
   float* scales = place.scales_of(0, g);
-  scales[0] = scale.scale;
-  scales[place.offset] = scale.offset;
 #ifdef RAMET_BYTES
   if (layout_of(to) == Layout::planes) {
+    put_scale(to, row, scales, scale);
     auto* planes = reinterpret_cast<uint8_t*>(codes);
     return c_store_split<4>(planes, planes + kGroup, low.r[0], high.r[0]);
   }
 #endif
+  scales[0] = scale.scale;
+  scales[place.offset] = scale.offset;
   store_int16(codes, low);
   store_int16(codes + 16, high);
 }
