@@ -106,6 +106,8 @@ PackedWeight room_for(Kernels& self, const std::vector<std::pair<std::string, in
     const Format format = find_format(name).format;
     require(n > 0 && n < kMost, "a piece has at least one row");
     require(!is_quantized(format) || k % kGroup == 0, "K of a quantised matrix is a multiple of 32");
+    const nb::gil_scoped_release release;
+    const Kernels::Turn turn(self);
     self.extend(format, n, k, packed);
   }
   return packed;

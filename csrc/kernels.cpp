@@ -86,7 +86,7 @@ void Kernels::extend(Format format, int64_t n, int64_t k, PackedWeight& to, int6
   if (to.parts.empty() || !to.parts.back().takes(format, n)) {
     Matrix m{format, 0, k, panel_bytes(format, k), nullptr};
     const int64_t capacity = (std::max(n, rows - to.n) + kPanel - 1) / kPanel;
-    Bytes bytes = allocate(static_cast<size_t>(capacity) * m.panel_bytes);
+    Quarry::Piece bytes = weights_.cut(static_cast<size_t>(capacity) * m.panel_bytes);
     m.data = bytes.get();
     to.parts.push_back({m, std::move(bytes), to.n, to.num_panels, capacity});
     to.reads[static_cast<size_t>(ops_.input_of(format))] = true;

@@ -28,7 +28,7 @@ constexpr int kPackingVersion = 1;
 struct PackedWeight {
   struct Stacked {
     Matrix matrix;
-    Bytes bytes;
+    Quarry::Piece bytes;
     int64_t first_output, first_panel;
     int64_t capacity;  // panels that the bytes have room for
 
@@ -244,6 +244,7 @@ private:
   const Ops& ops_;
   Pool pool_;
   std::mutex mutex_;
+  Quarry weights_;
   Scratch partials_, sampling_;
   std::vector<AttentionUnit> units_;
   std::vector<Scratch> attention_;  // one a thread

@@ -28,6 +28,30 @@ inline Bytes allocate(size_t num_bytes) {
   return Bytes(static_cast<uint8_t*>(p));
 }
 
+// Cuts pieces that stay from large blocks, so that those too small for huge pages of their own share them. A
+// block goes with the last of its pieces: of pieces that come and go, two blocks at most are held in vain for
+// each that stays.
+class Quarry {
+public:
+  using Piece = std::shared_ptr<uint8_t[]>;
+
+  Piece cut(size_t num_bytes) {
+    const size_t size = (num_bytes + 63) / 64 * 64;
+    if (size > kBlock / 4) return allocate(size);
+    if (size > left_) {
+      block_ = allocate(kBlock);
+      left_ = kBlock;
+    }
+    left_ -= size;
+    return {block_, block_.get() + (kBlock - left_ - size)};
+  }
+
+private:
+  static constexpr size_t kBlock = size_t{1} << 24;
+  Piece block_;
+  size_t left_ = 0;
+};
+
 // A block that grows and keeps nothing when it does.
 class Scratch {
 public:

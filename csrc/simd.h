@@ -255,6 +255,17 @@ static inline pairs16 nibble_fours(const codes16& c) {  // four nibbles of each 
   RAMET_EACH y.r[i] = c_fours<S>(c.r[i]);
   return y;
 }
+template <int S>
+static inline pairs16 nibble_fours_in_place(const codes16& c) {
+  pairs16 y;
+  RAMET_EACH y.r[i] = c_fours_in_place<S>(c.r[i]);
+  return y;
+}
+static inline dots16 join_in_place(const dots16& a, const dots16& b, const dots16& c, const dots16& d) {
+  dots16 y;
+  RAMET_EACH y.r[i] = d_join({a.r[i], b.r[i], c.r[i], d.r[i]});
+  return y;
+}
 static inline dots16 dot_bytes(const dots16& sum, const pairs16& codes, preg x) {  // x: four signed bytes
   dots16 y;
   RAMET_EACH y.r[i] = d_add_bytes(sum.r[i], codes.r[i], x);

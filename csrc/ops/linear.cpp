@@ -10,11 +10,7 @@ namespace {
 
 constexpr int64_t kRowBlock = 256;  // rows whose activations stay in the cache while the panels pass
 
-// With so few rows a product waits for the weights. Panels lie one behind the other, so the next ones are
-// asked for a share at a time while these are worked on: machines' own prefetchers lose the track at pages'
-// ends.
-constexpr int kStreamingRows = 4;
-
+// Asks for a share of what is worked on next: machines' own prefetchers lose the track at pages' ends.
 inline void fetch_share(const uint8_t* bytes, size_t num_bytes, int64_t share, int64_t num_shares) {
   const auto n = static_cast<int64_t>(num_bytes) / num_shares;
   for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + share * n + i);

@@ -11,6 +11,11 @@ namespace ramet {
 namespace RAMET_ISA {
 namespace {
 
+// With so few rows a product waits for the weights. They are asked for this far ahead, in the order in which
+// they will be read: machines' own prefetchers lose the track at pages' ends and where panels turn to scales.
+constexpr int kStreamingRows = 4;
+constexpr int64_t kGroupsAhead = 8;
+
 constexpr int64_t kCodeRowBlock = 64;            // rows whose codes stay in the second cache
 constexpr int kPairs = kGroup / 2;               // of inputs in a group
 constexpr int kCodePanels = kRegs == 1 ? 2 : 1;  // of a tile
@@ -29,9 +34,15 @@ constexpr int64_t kScales = F == Format::q4 ? 2 * kPanel : kPanel;
 template <Format F>
 constexpr bool kInPlanes = kHasPlanes && F == Format::q4;
 
-template <Format F, int S>
+// With one row, fours stay where they are in their words, a sum for each of the four parts: what spares each
+// code a shift is put right in the sums.
+template <Format F, int M>
+constexpr bool kInPlace = kInPlanes<F> && M == 1;
+
+template <Format F, int S, bool kStays = false>
 RAMET_INLINE pairs16 part_of(const codes16& codes) {
 #ifdef RAMET_BYTES
+  if constexpr (kStays) return nibble_fours_in_place<S>(codes);
   if constexpr (kInPlanes<F>) return nibble_fours<S>(codes);
 #endif
   if constexpr (F == Format::q8) return byte_pairs<S>(codes);
@@ -64,7 +75,7 @@ template <Format F, int S, int M, int P>
 RAMET_INLINE void add_part_of(const codes16 (&codes)[P], int i, const int16_t* group, int64_t next_row,
                               dots16 (&sums)[M][P]) {
   pairs16 parts[P];
-  RAMET_UNROLL for (int p = 0; p < P; ++p) parts[p] = part_of<F, S>(codes[p]);
+  RAMET_UNROLL for (int p = 0; p < P; ++p) parts[p] = part_of<F, S, kInPlace<F, M>>(codes[p]);
   add_part<F, M, P>(parts, group + 2 * inputs_of<F>(i, S), next_row, sums);
 }
 
@@ -74,6 +85,32 @@ RAMET_INLINE f32x16 add_group(const f32x16& sum, const dots16& dots, const f32x1
                               const float* group, int64_t offset) {
   const f32x16 scaled = fma(to_float(dots), mul(scale, set(group[0])), sum);
   return F == Format::q4 ? fma(min, set(group[offset]), scaled) : scaled;
+}
+
+// The sum of those of a group's parts.
+template <Format F, int M, int P, int C>
+RAMET_INLINE dots16 whole_sum(const dots16 (&sums)[C][M][P], int m, int p) {
+#ifdef RAMET_BYTES
+  if constexpr (kInPlace<F, M>)
+    return join_in_place(sums[0][m][p], sums[1][m][p], sums[2][m][p], sums[3][m][p]);
+#endif
+  dots16 sum = sums[0][m][p];
+  RAMET_UNROLL for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
+  return sum;
+}
+
+// Asks for the group that is kGroupsAhead after g, of the next panels where these end.
+template <Format F, int P>
+RAMET_INLINE void fetch_ahead(const Matrix& w, const uint8_t* panel, int64_t g) {
+  const int64_t num_groups = w.k / kGroup;
+  const bool is_next = g + kGroupsAhead >= num_groups;
+  const int64_t at = g + kGroupsAhead - (is_next ? num_groups : 0);
+  const uint8_t* from = panel + (is_next ? P * w.panel_bytes : 0);
+  RAMET_UNROLL for (int p = 0; p < P; ++p) {
+    const uint8_t* codes = from + static_cast<size_t>(p) * w.panel_bytes;
+    RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i) __builtin_prefetch(codes + (at * kSteps<F> + i) * 64);
+    __builtin_prefetch(codes + code_bytes(F, w.k) + at * kScales<F> * 2);
+  }
 }
 
 // Sums of M rows by P panels over all of K, straight from the packed codes.
@@ -88,8 +125,7 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
   const CodePlace rows = place_of(a.codes_for(F), m0);
   const uint8_t* scales = panel + code_bytes(F, a.k);
   for (int64_t g = 0; g < num_groups; ++g) {
-    if constexpr (M <= kStreamingRows)
-      fetch_share(panel + static_cast<size_t>(P) * w.panel_bytes, P * w.panel_bytes, g, num_groups);
+    if constexpr (M <= kStreamingRows) fetch_ahead<F, P>(w, panel, g);
     dots16 sums[C][M][P];
     RAMET_UNROLL for (int c = 0; c < C; ++c) {
       RAMET_UNROLL for (int m = 0; m < M; ++m) {
@@ -113,8 +149,7 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
       halves += g * kScales<F>;
       const f32x16 scale = load_f16(halves), min = load_f16(halves + kScales<F> - kPanel);
       RAMET_UNROLL for (int m = 0; m < M; ++m) {
-        dots16 sum = sums[0][m][p];
-        RAMET_UNROLL for (int c = 1; c < C; ++c) sum = add(sum, sums[c][m][p]);
+        const dots16 sum = whole_sum<F, M, P, C>(sums, m, p);
         acc[m][p] = add_group<F>(acc[m][p], sum, scale, min, rows.scales_of(m, g), rows.offset);
       }
     }

@@ -99,17 +99,26 @@ static inline preg c_nibbles(creg c) {
   const __m512i shifted = S == 0 ? c : _mm512_srli_epi16(c, 4 * S);
   return S == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
 }
-// Four bytes of each word of nibbles: of the lower nibbles (S even) or the upper ones, 16 times as large for
-// S < 2.
+// Four bytes of each word of nibbles: of the lower nibbles (S even), or 16 times the upper ones.
 #define RAMET_BYTES
 template <int S>
+static inline preg c_fours_in_place(creg c) {
+  return _mm512_and_si512(c, _mm512_set1_epi8(static_cast<char>(S % 2 ? 0xf0 : 0x0f)));
+}
+// The same, all 16 times as large for S < 2, and as they are for the others.
+template <int S>
 static inline preg c_fours(creg c) {
-  const __m512i nibbles = _mm512_and_si512(c, _mm512_set1_epi8(static_cast<char>(S % 2 ? 0xf0 : 0x0f)));
+  const __m512i nibbles = c_fours_in_place<S>(c);
   if constexpr (S == 0) return _mm512_slli_epi16(nibbles, 4);
   if constexpr (S == 3) return _mm512_srli_epi16(nibbles, 4);
   return nibbles;
 }
 static inline dreg d_add_bytes(dreg sum, preg codes, preg x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+// Sums of fours in place, by S, are those of fours.
+static inline dreg d_join(const dreg (&s)[4]) {
+  const __m512i upper = _mm512_add_epi32(_mm512_slli_epi32(s[0], 4), s[1]);
+  return _mm512_add_epi32(upper, _mm512_add_epi32(s[2], _mm512_srai_epi32(s[3], 4)));
+}
 // 32 whole numbers, the bits above the lowest kBits to `upper` and those to `lower`: bytes, each 8 in the
 // order 0 4 1 5 2 6 3 7.
 template <int kBits>
