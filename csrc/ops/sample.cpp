@@ -98,9 +98,11 @@ static bool copy_some_scores(const float* logits, const uint32_t* may, const Blo
 // Of all, or of those whose bit is set.
 static int64_t count_not_finite(const float* logits, int64_t vocab_size, const uint32_t* only) {
   int64_t count = 0;
-  for (int64_t i = 0; i < vocab_size; ++i) {
-    if (only == nullptr || (only[i / 32] >> (i % 32) & 1) != 0)
-      count += !(__builtin_fabsf(logits[i]) <= kLargestFloat);
+  for (int64_t start = 0; start < vocab_size; start += 32) {
+    const auto rest = static_cast<int>(vocab_size - start < 32 ? vocab_size - start : 32);
+    const uint32_t all = rest < 32 ? (1u << rest) - 1 : ~0u;
+    for (uint32_t left = only == nullptr ? all : only[start / 32] & all; left != 0; left &= left - 1)
+      count += !(__builtin_fabsf(logits[start + __builtin_ctz(left)]) <= kLargestFloat);
   }
   return count;
 }
@@ -283,6 +285,24 @@ static int64_t first_of(const Work& w, float score) {
   }
 }
 
+// Nothing is done to its logits: the largest is chosen, as it is.
+static bool is_plain(const SamplingRows& s, int64_t row) {
+  return s.temperature[row] == 0 && s.bias.begin(row) == s.bias.end(row) && s.repetition_penalty[row] == 1 &&
+         s.frequency_penalty[row] == 0 && s.presence_penalty[row] == 0;
+}
+
+// Of the logits whose bit is set, the first of the largest; -1 where there is none.
+static int64_t first_of_largest(const float* logits, const uint32_t* may, int64_t num_words) {
+  int64_t best = -1;
+  for (int64_t word = 0; word < num_words; ++word) {
+    for (uint32_t left = may[word]; left != 0; left &= left - 1) {
+      const int64_t id = word * 32 + __builtin_ctz(left);
+      if (best < 0 || logits[id] > logits[best]) best = id;
+    }
+  }
+  return best;
+}
+
 void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   Work w(memory, args.vocab_size);
   const SamplingRows& s = args.sampling;
@@ -297,6 +317,17 @@ void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   const uint32_t* const may = unknown == nullptr ? find_allowed(args, i, w) : nullptr;
   const bool is_partial = args.there != nullptr;
   if (is_partial && unknown != nullptr) return fail(RowFault::unknown_id, *unknown);
+  const auto choose = [&](int64_t token_id) {
+    args.token_ids[i] = static_cast<int32_t>(token_id);
+    args.faults[i] = RowFault::none;
+    args.fault_sizes[i] = 0;
+  };
+  if (is_partial && is_plain(s, row)) {  // few logits: to lay out all of them would take far longer
+    const int64_t not_finite = count_not_finite(logits, args.vocab_size, may);
+    if (not_finite > 0) return fail(RowFault::not_finite, not_finite);
+    const int64_t best = first_of_largest(logits, may, w.scores.n / 32);
+    return best < 0 ? fail(RowFault::none_left, 0) : choose(best);
+  }
   const bool is_finite = is_partial ? copy_some_scores(logits, may, w.scores)
                                     : copy_scores(logits, args.vocab_size, may, w.scores);
   if (!is_finite)
@@ -306,11 +337,7 @@ void sample(const SampleArgs& args, int64_t i, uint8_t* memory) {
   const float most = largest_of(w);
   if (most == -kInfinity) return fail(RowFault::none_left, 0);
   const bool is_greedy = s.temperature[row] == 0;
-  const int64_t token_id =
-      is_greedy ? first_of(w, most) : draw(s, row, args.draws[i], args.vocab_size, w, most);
-  args.token_ids[i] = static_cast<int32_t>(token_id);
-  args.faults[i] = RowFault::none;
-  args.fault_sizes[i] = 0;
+  choose(is_greedy ? first_of(w, most) : draw(s, row, args.draws[i], args.vocab_size, w, most));
 }
 
 // --- logprobs ---

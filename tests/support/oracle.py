@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ramet.core.ports import Draft
 from ramet.core.request import Sequence
 
 MOST = 5
@@ -18,14 +19,14 @@ class Oracle:
         self._vocab_size = vocab_size
         self.num_right = self.num_wrong = 0
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
         assert most > 0
         assert 0 < least < 1
         done = self._seq.num_output_tokens
         drafts = self._expected[done : done + min(most, MOST)]
         if drafts and (done + self._seq.seq_id) % 3 == 0:
             drafts[done % len(drafts)] = (drafts[done % len(drafts)] + 1) % self._vocab_size
-        return drafts
+        return [Draft(token_id, 0.99) for token_id in drafts]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
         num_held = max(0, len(token_ids) - 1)

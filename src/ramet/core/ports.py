@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 
-__all__ = ["MAX_FORCED_BYTES", "CacheLock", "Clock", "Drafter", "Grammars", "Matcher", "NotReady", "Pending", "Runner", "Worker"]
+__all__ = [
+    "MAX_FORCED_BYTES",
+    "CacheLock",
+    "Clock",
+    "Draft",
+    "Drafter",
+    "Grammars",
+    "Matcher",
+    "NotReady",
+    "Pending",
+    "Runner",
+    "Worker",
+]
 
 MAX_FORCED_BYTES = 512
 """So far ahead do matchers look: more than a step's drafts hold."""
@@ -91,13 +103,20 @@ class Matcher(Protocol):
         ...
 
 
+class Draft(NamedTuple):
+    """A guess. ``likelihood``, between 0 and 1: how likely it is that it comes, and all those before it."""
+
+    token_id: int
+    likelihood: float
+
+
 class Drafter(Protocol):
     """Guesses how one sequence goes on, for the model to verify. A good guess saves steps; a bad one costs rows, and no more."""
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
         """Up to ``most`` tokens that may come next, as far as they are as likely as ``least`` to come all.
 
-        Those of a sequence with a grammar can be accepted one after another.
+        Those of a sequence with a grammar can be accepted one after another. Not all of them may be verified.
         """
         ...
 

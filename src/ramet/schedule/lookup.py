@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ramet.core.ports import Drafter
+from ramet.core.ports import Draft, Drafter
 from ramet.core.request import Sequence
 
 __all__ = ["BestGuess", "PromptLookup"]
@@ -26,8 +26,8 @@ _MOST_REST = 31
 class PromptLookup:
     """``Drafter`` of one sequence. ``continuation`` gives up to so many tokens that the cache has behind the sequence's own.
 
-    ``trust`` is how many of its guesses have held of late; one that is more likely to hold than not is made in any case, or it
-    would never be learnt. Where none of a step's holds it guesses nothing for a while, twice as long each time.
+    ``trust`` is how many of its guesses have held of late, first ones that were not worth their row included. Where none of a
+    step's holds it guesses nothing for a while, twice as long each time.
     """
 
     def __init__(self, seq: Sequence, most: int, continuation: Callable[[Sequence, int], list[int]]) -> None:
@@ -39,26 +39,30 @@ class PromptLookup:
         self._ahead: list[int] = []  # what the cache had behind the first ``_asked_at`` tokens
         self._asked_at = len(seq.tokens) - _ASKED_EVERY
         self.trust = _FIRST_TRUST
+        self._guess: int | None = None  # what was thought to come next
         self._num_failed = 0  # proposals in a row of which nothing held
         self._rest = 0  # steps to come without a guess
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
+        self._guess = None
         if self._rest:
             self._rest -= 1
             return []
-        count = int(self.trust > 0.5)
-        likely = self.trust ** (count + 1)
-        while count < min(most, self._most) and likely >= least:
-            count, likely = count + 1, likely * self.trust
-        found = (self._of_cache(count) or self._of_own(count)) if count else []
+        likelihoods = [self.trust]
+        while len(likelihoods) < min(most, self._most) and likelihoods[-1] * self.trust >= least:
+            likelihoods.append(likelihoods[-1] * self.trust)
+        found = self._of_cache(len(likelihoods)) or self._of_own(len(likelihoods))
         if self._seq.matcher is not None and found:
             found = found[: self._seq.matcher.validate(found)]
-        return found
+        self._guess = found[0] if found else None
+        return [Draft(*one) for one in zip(found, likelihoods, strict=False) if one[1] >= least]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
         num_held = min(num_proposed, max(0, len(token_ids) - 1))
         for place in range(min(num_held + 1, num_proposed)):
             self.trust += ((place < num_held) - self.trust) * _LEARNING
+        if not num_proposed and self._guess is not None and token_ids:
+            self.trust += ((self._guess == token_ids[0]) - self.trust) * _LEARNING
         self.trust = max(self.trust, _LEAST_TRUST)
         if num_proposed:
             self._num_failed = 0 if num_held else self._num_failed + 1
@@ -95,7 +99,7 @@ class BestGuess:
         self._drafters = (first, second)
         self._chosen = first
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
         for drafter in self._drafters:
             if drafts := drafter.propose(most, least):
                 self._chosen = drafter

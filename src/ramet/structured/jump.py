@@ -7,112 +7,122 @@ into tokens in many ways and which of them is written is the model's choice: so 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from ramet.core.ports import Matcher, NotReady
+from ramet.core.ports import Draft, Matcher
 from ramet.core.request import Sequence
-from ramet.structured.habits import Guess, Habits
+from ramet.structured.habits import NO_GUESS, Habits
 
-__all__ = ["JumpForward", "Speller"]
+__all__ = ["JumpForward", "Place", "Speller"]
 
 _MAX_PLACES = 20_000
-_MAX_OWN_PLACES = 1_000
 _MAX_DRAFTS = 48
-_DOUBT = 0.2  # of what was seen at a place once: forced text is cut in few ways, and what is open may go on anyhow
-_OPEN_DOUBT = 1.0
-_NO_TOKEN = -1  # before a prompt of one
-_FIRST_TRUST = 0.7  # in the tokenizer's own way to cut a text
+_NEAR, _FAR = 2, 6  # tokens before a place: what comes behind two is soon known, behind six it is surer
+_MOST_SPELT = 64  # bytes of forced text that are looked at for its first token
+_USUAL_TRUST = 0.7  # in the tokenizer's own way to cut a text
+
+
+class Place(NamedTuple):
+    """Behind which tokens a token comes and, as far as it is known, of which forced text it is the beginning."""
+
+    near: tuple[int, ...]
+    far: tuple[int, ...]
+    forced: bytes
 
 
 class Speller:
-    """How forced text is cut into tokens: as models last cut it, else as the tokenizer does.
+    """How texts under grammars are written, learnt from all requests together: what came last behind the tokens before, and how
+    forced text was cut into tokens.
 
-    A grammar often makes a model write what it would not have written, and then it cuts it in ways of its own. They are learnt,
-    by the text that was still to come when a token was chosen, for all requests together: documents of one schema are cut alike.
-    ``usual`` is what mostly comes behind two tokens where nothing is forced.
-    ``encode`` gives the tokens of bytes that may begin or end inside a character; ``token_bytes`` the bytes of a token.
+    A grammar often makes a model write what it would not have written, and then it cuts it in ways of its own; documents of one
+    schema are cut alike. Where nothing is known of a forced text it is cut as the tokenizer does: ``encode`` gives the tokens of
+    bytes that may begin or end inside a character; ``token_bytes`` the bytes of a token.
     """
 
     def __init__(self, encode: Callable[[bytes], list[int]], token_bytes: Callable[[int], bytes]) -> None:
         self._encode = encode
-        self._token_bytes = token_bytes
-        self.cuts: Habits[bytes] = Habits(_MAX_PLACES, _DOUBT)
-        self.usual: Habits[tuple[int, int]] = Habits(_MAX_PLACES, _OPEN_DOUBT)
+        self.token_bytes = token_bytes
+        self._near: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self._far: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self._cuts: Habits[bytes] = Habits(_MAX_PLACES)
 
-    def spell(self, text: bytes) -> list[tuple[Guess, bytes]]:
-        """Tokens of ``text``, each with what was still to come before it; the last one may reach beyond the end."""
-        spelt: list[tuple[Guess, bytes]] = []
-        while text:
-            known = self.cuts.guess(text)
-            guesses = [Guess(token_id, _FIRST_TRUST) for token_id in self._encode(text)] if known is None else [known]
-            if not guesses:
-                break
-            for one in guesses:
-                spelt.append((one, text))
-                text = text[len(self._token_bytes(one.token_id)) :]
-        return spelt
+    def guess(self, place: Place, is_behind_miss: bool) -> tuple[int, float]:
+        """The token that is likeliest to come there, and how likely that is."""
+        best, near = self._far.guess(place.far, is_behind_miss), self._near.guess(place.near, is_behind_miss)
+        if near[1] > best[1]:
+            best = near
+        if place.forced:
+            cut = self._cuts.guess(place.forced, is_behind_miss)
+            if cut[1] > best[1] or (best is not NO_GUESS and not self._fits(best[0], place.forced)):
+                best = cut
+            if best is NO_GUESS and (usual := self._encode(place.forced)):
+                best = usual[0], _USUAL_TRUST
+        return best
+
+    def learn(self, place: Place, is_behind_miss: bool, token_id: int) -> None:
+        """It came there."""
+        self._near.learn(place.near, is_behind_miss, token_id)
+        self._far.learn(place.far, is_behind_miss, token_id)
+        if place.forced:
+            self._cuts.learn(place.forced, is_behind_miss, token_id)
+
+    def _fits(self, token_id: int, text: bytes) -> bool:
+        piece = self.token_bytes(token_id)
+        return text.startswith(piece) or piece.startswith(text)
 
 
 class JumpForward:
     """``Drafter`` of a sequence with a grammar.
 
-    Behind what is forced it goes on by habit: JSON leaves white space open, and a document's is always the same. ``matcher`` goes
-    ahead over the guesses and comes back.
+    What was written in such a place before is guessed wherever it is, forced or not: JSON leaves white space open, and documents
+    of one schema are much alike.
     """
 
     def __init__(self, seq: Sequence, matcher: Matcher, speller: Speller) -> None:
         self._seq = seq
         self._matcher = matcher
         self._speller = speller
-        self._own: Habits[int] = Habits(_MAX_OWN_PLACES, _OPEN_DOUBT)
-        self._places: list[bytes] = []  # the text that was forced before each guess, and behind the last one
+        self._drafts: list[Draft] = []  # all that were guessed and did not fail; they are kept until they come
+        self._places: list[Place] = []  # before each of them, and perhaps behind the last one
+        self._is_behind_miss = False  # whether the last token was not the one that was guessed
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
         most = min(most, _MAX_DRAFTS)
-        drafts: list[int] = []
-        trust = 1.0
-        self._places = []
-        while True:
-            forced = self._matcher.forced_bytes()
-            token_ids: list[int] = []
-            for guess, place in self._speller.spell(forced) if forced else self._usual(drafts):
-                trust *= guess.trust
-                if trust < least or len(drafts) + len(token_ids) == most:
-                    break
-                token_ids.append(guess.token_id)
-                self._places.append(place)
-            count = self._accept(token_ids)
-            del self._places[len(drafts) + count :]
-            drafts += token_ids[:count]
-            if not count or self._matcher.is_finished:
-                break
-        self._places.append(forced if not count else b"")
-        if drafts:
-            self._matcher.rollback(len(drafts))
-        return drafts
-
-    def _accept(self, token_ids: list[int]) -> int:
-        """How many of them the grammar takes, and takes now."""
-        count = self._matcher.validate(token_ids) if token_ids else 0
-        for index in range(count):
-            try:
-                self._matcher.accept(token_ids[index])
-            except NotReady:
-                return index
-        return count
+        drafts = self._drafts
+        del self._places[len(drafts) :]
+        if not drafts or (drafts[-1].likelihood > least and len(drafts) < most):
+            self._go_on(most, least)
+        return drafts[:most]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
-        tokens = [_NO_TOKEN, *self._seq.tokens.view()[-len(token_ids) - 2 :].tolist()][-len(token_ids) - 2 :]
-        for index, (token_id, place) in enumerate(zip(token_ids, self._places, strict=False)):
-            if place:
-                self._speller.cuts.learn(place, token_id)
-            else:
-                before, last = tokens[index : index + 2]
-                self._speller.usual.learn((before, last), token_id)
-                self._own.learn(last, token_id)
-        self._places = []  # a step for which nothing was asked has none
+        was_behind_miss = self._is_behind_miss
+        for place, token_id in zip(self._places, token_ids, strict=False):
+            self._speller.learn(place, was_behind_miss, token_id)
+        num = len(token_ids)
+        guessed = [draft.token_id for draft in self._drafts[:num]]
+        self._is_behind_miss = guessed != token_ids
+        if was_behind_miss or self._is_behind_miss:  # what follows is guessed anew
+            self._drafts, self._places = [], []
+        elif num:
+            come = self._drafts[num - 1].likelihood
+            self._drafts = [Draft(token_id, likelihood / come) for token_id, likelihood in self._drafts[num:]]
+            del self._places[:num]
 
-    def _usual(self, drafts: list[int]) -> list[tuple[Guess, bytes]]:
-        """What mostly comes behind the last token in this document, or behind the last two in all of them."""
-        before, last = [_NO_TOKEN, *self._seq.tokens.view()[-2:].tolist(), *drafts][-2:]
-        guesses = [guess for guess in (self._own.guess(last), self._speller.usual.guess((before, last))) if guess is not None]
-        return [(max(guesses, key=lambda guess: guess.trust), b"")] if guesses else []
+    def _go_on(self, most: int, least: float) -> None:
+        """Guess behind the guesses that there are."""
+        drafts = self._drafts
+        forced = b"" if drafts else self._matcher.forced_bytes()
+        tokens = [*self._seq.tokens.view()[-_FAR:].tolist(), *[draft.token_id for draft in drafts]]
+        likelihood = drafts[-1].likelihood if drafts else 1.0
+        while True:
+            place = Place(tuple(tokens[-_NEAR:]), tuple(tokens[-_FAR:]), forced[:_MOST_SPELT])
+            token_id, trust = self._speller.guess(place, self._is_behind_miss)
+            self._places.append(place)
+            likelihood *= trust
+            if likelihood < least or len(drafts) == most or token_id in self._seq.request.stop_ids:
+                break
+            drafts.append(Draft(token_id, likelihood))
+            tokens.append(token_id)
+            forced = forced and forced[len(self._speller.token_bytes(token_id)) :]
+        num_good = self._matcher.validate([draft.token_id for draft in drafts]) if drafts else 0
+        del self._places[num_good + 1 :], drafts[num_good:]

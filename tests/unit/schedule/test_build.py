@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from support.engines import built
 
-from ramet.core.batch import PageCopies
+from ramet.core.batch import PageCopies, RowSampling
 from ramet.core.ids import IntBuffer
 from ramet.core.request import Request, Sequence
 from ramet.core.sampling import SamplingParams
 from ramet.schedule.build import Chunk
+from ramet.schedule.sampling_rows import SamplingRows
 
 NO_COPIES = PageCopies(*(np.empty(0, np.int32),) * 3)
 
@@ -102,3 +103,36 @@ def test_a_batch_may_sample_nothing() -> None:
     batch = built(1, 4, [Chunk(sequence(1, [5, 6, 7], [], [3]), 0, 2, False)], NO_COPIES)
     assert len(batch.sampling) == 0
     assert batch.sample_rows.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"repetition_penalty": 1.5}, {"logit_bias": {7: 1.0}}, {"allowed_token_ids": [8, 9]}, {"min_tokens": 4}]
+)
+def test_the_rows_of_drafts_are_those_of_the_tokens_when_they_have_come(more: dict[str, Any]) -> None:
+    """All of a row but its mask: what is asked of tokens, the numbers of its draw, the lists of ids."""
+    asked = [{"temperature": 0.5, "top_p": 0.5, "logprobs": 2, **more}, {"temperature": 0.0, "top_k": 4}]
+    drafts: list[tuple[int, ...]] = [(8, 9), ()]
+
+    def sampling_of(count: int) -> RowSampling:
+        """As many drafts of the first sequence, the tokens before them having come."""
+        seqs = [sequence(i, [5, 6, 7], [8], [3, 1], **asked[i]) for i in range(2)]
+        for token_id in drafts[0][: 2 - count]:
+            seqs[0].tokens.append(token_id)
+        chunks = [Chunk(seq, len(seq.tokens) - 1, 1, True) for seq in seqs]
+        return SamplingRows().of([chunks[0]._replace(drafts=drafts[0][2 - count :]), chunks[1]])
+
+    together = sampling_of(2)
+    for row, alone, place in ((1, sampling_of(1), 0), (2, sampling_of(0), 0), (3, sampling_of(0), 1)):
+        assert one_row(together, row) == one_row(alone, place), row
+
+
+def one_row(sampling: RowSampling, row: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in sampling.__struct_fields__:
+        if name.endswith("_ids"):
+            indptr = getattr(sampling, name.replace("_ids", "_indptr"))
+            found[name] = getattr(sampling, name)[indptr[row] : indptr[row + 1]].tolist()
+        elif not name.endswith("_indptr") and name not in ("masks", "bias_values"):
+            found[name] = getattr(sampling, name)[row].item()
+    found["num_masks"] = int(np.diff(sampling.mask_indptr)[row])
+    return found

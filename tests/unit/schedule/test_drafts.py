@@ -8,6 +8,7 @@ import pytest
 from support.engines import VOCAB_SIZE, Bench, ColdAnswers
 from support.oracle import Oracle, oracles
 
+from ramet.core.ports import Draft
 from ramet.core.request import Sequence
 
 PROBES: list[dict[str, Any]] = [
@@ -79,8 +80,8 @@ def test_guesses_that_fail_leave_no_pages_behind() -> None:
     """As many are preempted as without guesses, which in a pool so small would else find it empty a step too early."""
 
     class Wrong(Oracle):
-        def propose(self, most: int, least: float) -> list[int]:
-            return [(one + 1) % VOCAB_SIZE for one in super().propose(most, least)]
+        def propose(self, most: int, least: float) -> list[Draft]:
+            return [Draft((token_id + 1) % VOCAB_SIZE, likelihood) for token_id, likelihood in super().propose(most, least)]
 
     for num_pages in range(32, 62, 10):
         counts = []
@@ -116,7 +117,7 @@ class _Broken(Oracle):
         super().__init__(seq, [5] * 99, VOCAB_SIZE)
         self._method = method
 
-    def propose(self, most: int, least: float) -> list[int]:
+    def propose(self, most: int, least: float) -> list[Draft]:
         if self._method == "propose":
             raise RuntimeError("no idea")
         return super().propose(most, least)

@@ -8,6 +8,7 @@ import pytest
 from support.engines import CACHES, Bench
 
 from ramet.core.ids import IntBuffer
+from ramet.core.ports import Draft
 from ramet.core.request import Sequence
 from ramet.schedule.lookup import BestGuess, PromptLookup
 
@@ -16,14 +17,18 @@ def sequence(tokens: list[int]) -> Sequence:
     return SimpleNamespace(tokens=IntBuffer(tokens), matcher=None)  # type: ignore[return-value]
 
 
+def ids(drafts: list[Draft]) -> list[int]:
+    return [draft.token_id for draft in drafts]
+
+
 def nothing(seq: Sequence, num_tokens: int) -> list[int]:
     return []
 
 
 def test_what_stood_behind_the_last_tokens_before_is_guessed() -> None:
     lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 6, 1, 2, 3]), 8, nothing)
-    assert lookup.propose(3, 0.01) == [4, 5, 6]
-    assert lookup.propose(1, 0.01) == [4]
+    assert ids(lookup.propose(3, 0.01)) == [4, 5, 6]
+    assert ids(lookup.propose(1, 0.01)) == [4]
     assert PromptLookup(sequence([1, 2, 3, 4, 5, 6, 2, 3, 9]), 8, nothing).propose(3, 0.01) == []
     assert PromptLookup(sequence([1]), 8, nothing).propose(3, 0.01) == []
 
@@ -31,11 +36,11 @@ def test_what_stood_behind_the_last_tokens_before_is_guessed() -> None:
 def test_the_newest_of_several_counts_and_new_tokens_are_seen() -> None:
     seq = sequence([1, 2, 3, 4, 1, 2, 3, 5, 7])
     lookup = PromptLookup(seq, 8, nothing)
-    assert lookup.propose(2, 0.01) == []
+    assert ids(lookup.propose(2, 0.01)) == []
     for token_id in (1, 2, 3):
         seq.tokens.append(token_id)
         lookup.propose(2, 0.01)
-    assert lookup.propose(2, 0.01) == [5, 7]
+    assert ids(lookup.propose(2, 0.01)) == [5, 7]
 
 
 def test_the_cache_is_followed_while_it_is_right() -> None:
@@ -47,13 +52,13 @@ def test_the_cache_is_followed_while_it_is_right() -> None:
         return [3, 4, 5, 6] if len(asked) == 1 else []
 
     lookup = PromptLookup(seq, 8, continuation)
-    assert lookup.propose(2, 0.01) == [3, 4]
+    assert ids(lookup.propose(2, 0.01)) == [3, 4]
     for token_id in (3, 4):
         seq.tokens.append(token_id)
-    assert lookup.propose(9, 0.01) == [5, 6]
+    assert ids(lookup.propose(9, 0.01)) == [5, 6]
     assert asked == [2], "it is not asked again for what it has told"
     seq.tokens.append(9)
-    assert lookup.propose(2, 0.01) == []
+    assert ids(lookup.propose(2, 0.01)) == []
     for _ in range(20):
         seq.tokens.append(9)
         lookup.propose(2, 0.01)
@@ -76,11 +81,25 @@ def test_bad_guesses_become_few_and_come_back() -> None:
     assert len(lookup.propose(8, 0.2)) > first
 
 
+def test_a_guess_that_was_not_worth_its_row_teaches_too() -> None:
+    lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 1, 2, 3]), 8, nothing)
+    trusts = [lookup.trust]
+    for came in [4, 4, 9]:
+        assert lookup.propose(8, 0.5)[0] == (4, lookup.trust)
+        lookup.learn(0, [came])
+        trusts.append(lookup.trust)
+    assert trusts[0] < trusts[1] < trusts[2] > trusts[3]
+    lookup.trust = 0.3
+    assert lookup.propose(8, 0.5) == [], "too unlikely to be told"
+    lookup.learn(0, [4])
+    assert lookup.trust > 0.3
+
+
 def test_one_is_asked_where_the_other_has_none() -> None:
     empty = PromptLookup(sequence([1]), 8, nothing)
     full = PromptLookup(sequence([1, 2, 3, 4, 1, 2, 3]), 8, nothing)
     both = BestGuess(empty, full)
-    assert both.propose(1, 0.01) == [4]
+    assert ids(both.propose(1, 0.01)) == [4]
     before = empty.trust, full.trust
     both.learn(1, [9])
     assert (empty.trust, full.trust < before[1]) == (before[0], True)
@@ -106,7 +125,7 @@ def test_a_repeated_request_is_answered_from_the_cache_in_fewer_steps(cache: str
 def test_a_long_prompt_is_looked_through_bit_by_bit() -> None:
     seq = sequence([7, 8, 9, 4, *range(100, 9_100), 7, 8, 9])
     lookup = PromptLookup(seq, 8, nothing)
-    assert lookup.propose(1, 0.01) == [4]
+    assert ids(lookup.propose(1, 0.01)) == [4]
     seq = sequence([*range(100, 9_100), 7, 8, 9, 4, 7, 8, 9])
     late = PromptLookup(seq, 8, nothing)
-    assert [late.propose(1, 0.01) for _ in range(4)] == [[], [], [4], [4]]
+    assert [ids(late.propose(1, 0.01)) for _ in range(4)] == [[], [], [4], [4]]

@@ -13,9 +13,10 @@ from support.engines import EOS_IDS, Bench
 from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, steps, text
 
 from ramet.core.ids import IntBuffer
+from ramet.core.ports import Draft
 from ramet.core.request import Sequence
-from ramet.structured.habits import Guess, Habits
-from ramet.structured.jump import JumpForward, Speller
+from ramet.structured.habits import NO_GUESS, Habits
+from ramet.structured.jump import JumpForward, Place, Speller
 
 
 def greedy(chars: bytes) -> list[int]:
@@ -72,7 +73,20 @@ def test_forced_text_takes_few_steps() -> None:
 
 
 def sequence(tokens: list[int]) -> Sequence:
-    return SimpleNamespace(tokens=IntBuffer(tokens))  # type: ignore[return-value]
+    request = SimpleNamespace(stop_ids=EOS_IDS)
+    return SimpleNamespace(tokens=IntBuffer(tokens), request=request)  # type: ignore[return-value]
+
+
+def text_of(drafts: list[Draft]) -> bytes:
+    return bytes(draft.token_id for draft in drafts)
+
+
+def go_on(jump: JumpForward, one: Any, chars: bytes) -> None:
+    """These come, one after another."""
+    for char in chars:
+        one.accept(char)
+        jump._seq.tokens.append(char)
+        jump.learn(0, [char])
 
 
 def drafter(constraint: object, so_far: str = "", prompt: tuple[int, ...] = (1, 2)) -> tuple[JumpForward, Any]:
@@ -83,32 +97,50 @@ def drafter(constraint: object, so_far: str = "", prompt: tuple[int, ...] = (1, 
 
 
 def test_what_is_forced_is_proposed_up_to_where_it_is_not() -> None:
-    jump, one = drafter({"choice": ["abcdefgh", "abcdexyz"]})
-    assert bytes(jump.propose(48, 0.01)) == b"abcde"
-    assert bytes(jump.propose(3, 0.01)) == b"abc"
-    assert bytes(jump.propose(48, 0.5)) == b"a", "each token of the tokenizer's own cut is trusted to 0.7"
+    constraint = {"choice": ["abcdefgh", "abcdexyz"]}
+    assert text_of(drafter(constraint)[0].propose(48, 0.01)) == b"abcde"
+    assert text_of(drafter(constraint)[0].propose(3, 0.01)) == b"abc"
+    assert drafter(constraint)[0].propose(48, 0.4) == [(ord("a"), 0.7), (ord("b"), pytest.approx(0.49))], "each is trusted to 0.7"
+    jump, one = drafter(constraint)
+    jump.propose(48, 0.01)
     assert walk(one, "abcde"), "the matcher is where it was"
-    assert jump.propose(48, 0.01) == []
+    assert drafter(constraint, "abcde")[0].propose(48, 0.01) == []
 
 
 def test_the_last_token_of_all_is_proposed_and_no_end() -> None:
     jump, one = drafter({"choice": ["ab"]})
-    assert bytes(jump.propose(48, 0.01)) == b"ab"
+    assert text_of(jump.propose(48, 0.01)) == b"ab"
     one.accept(ord("a"))
     one.accept(ord("b"))
+    jump.learn(2, list(b"ab"))
     assert jump.propose(48, 0.01) == []
-    open_end, _ = drafter({"regex": "ab(c*)"}, "ab")
-    assert EOS not in open_end.propose(48, 0.01)
+    for _ in range(3):  # ends are learnt, and are no guess
+        again, _ = drafter({"regex": "ab(c*)"}, "ab")
+        again._speller = jump._speller
+        assert again.propose(48, 0.01) == []
+        again.learn(0, [EOS])
 
 
 def test_a_model_that_cuts_a_text_its_own_way_is_followed() -> None:
     pieces = [b"a", b"b", b"ab", b"abc", b"c"]
     speller = Speller(lambda chars: [3] if chars == b"abc" else [0], pieces.__getitem__)
-    assert [guess.token_id for guess, _ in speller.spell(b"abc")] == [3]
-    speller.cuts.learn(b"abc", 2)
-    speller.cuts.learn(b"c", 4)
-    assert [(guess.token_id, place) for guess, place in speller.spell(b"abc")] == [(2, b"abc"), (4, b"c")]
-    assert speller.spell(b"abcabc")[0][0].token_id == 0, "another text is another place"
+    place = Place((8, 9), (8, 9), b"abc")
+    assert speller.guess(place, False) == (3, 0.7)
+    for _ in range(3):
+        speller.learn(place, False, 2)
+    assert speller.guess(place._replace(near=(5,), far=(5,)), False)[0] == 2
+    assert speller.guess(Place((5,), (5,), b"abcabc"), False)[0] == 0, "another text is another place"
+    speller.learn(Place((8, 9), (8, 9), b""), False, 4)
+    assert speller.guess(place, False)[0] == 2, "what came in another text, and is not the beginning of this one, is no guess"
+
+
+def test_guesses_that_hold_are_not_made_twice() -> None:
+    jump, one = drafter({"choice": ["abcdefgh"]})
+    assert text_of(jump.propose(4, 0.01)) == b"abcd"
+    go_on(jump, one, b"abc")
+    jump._speller._encode = lambda chars: [ord("x")]  # type: ignore[method-assign]
+    assert jump.propose(1, 0.01) == [(ord("d"), pytest.approx(0.7))], "how likely it is counts from here"
+    assert text_of(jump.propose(48, 0.01)) == b"d", "what is behind it is guessed anew, and is none"
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 2, 3])
@@ -119,57 +151,55 @@ def test_a_prompt_may_have_one_token(num_prompt_tokens: int) -> None:
     assert text(one.answers[request_id, 0].token_ids)[3:] == "true"
 
 
-def test_what_comes_unasked_teaches_no_cut() -> None:
+def test_what_comes_unasked_teaches_nothing() -> None:
     jump, one = drafter({"choice": ["abcd"]})
-    assert bytes(jump.propose(1, 0.01)) == b"a"
-    for char in b"ab":  # for the second one no guess was asked
-        one.accept(char)
-        jump._seq.tokens.append(char)
-        jump.learn(0, [char])
-    assert jump._speller.cuts.guess(b"abcd") == Guess(ord("a"), 1 / 1.2)
+    assert text_of(jump.propose(1, 0.01)) == b"a"
+    go_on(jump, one, b"a")
+    go_on(jump, one, b"b")  # the place behind the guess was looked at
+    go_on(jump, one, b"c")  # and this one was not
+    assert list(jump._speller._far._habits) == [(1, 2), (1, 2, ord("a"))]
 
 
 def test_long_text_is_spelt_a_part_at_a_time() -> None:
     jump, _ = drafter({"json": {"const": "x" * 16_000}})
     spelt: list[bytes] = []
-    spell = jump._speller.spell
-    jump._speller.spell = lambda text: spelt.append(text) or spell(text)  # type: ignore[method-assign, func-returns-value]
-    assert bytes(jump.propose(48, 1e-9)) == b'"' + b"x" * 47
-    assert max(map(len, spelt)) <= 512
+    jump._speller._encode = lambda text: spelt.append(text) or list(text)  # type: ignore[method-assign, func-returns-value]
+    assert text_of(jump.propose(48, 1e-9)) == b'"' + b"x" * 47
+    assert max(map(len, spelt)) <= 64
 
 
-def test_white_space_goes_on_as_it_did() -> None:
-    """After two lines of a document the third is proposed whole, as far as it is the same."""
+def test_what_is_not_forced_goes_on_as_it_did() -> None:
+    """The white space of a document, and what was free in those before it."""
     schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in "pqrs"}, "required": list("pqrs")}
+    document = b'{\n "p": true,\n "q": true,\n "r": true,\n "s": true'
     jump, one = drafter({"json": schema})
-    seq = jump._seq
-    for char in b'{\n "p": true,\n "q": true,\n "r": true,':
+    for char in document:
         jump.propose(48, 0.3)
-        one.accept(char)
-        seq.tokens.append(char)
-        jump.learn(0, [char])
-    assert bytes(jump.propose(48, 0.05)).startswith(b'\n "s": ')
+        go_on(jump, one, bytes([char]))
+    again, other = drafter({"json": schema})
+    again._speller = jump._speller
+    assert document.startswith(text_of(again.propose(48, 0.001)))
+    assert len(again.propose(48, 0.001)) > 10
+    assert walk(other, document.decode()), "the matcher is where it was"
 
 
-def test_habits_are_of_what_comes_mostly_and_change_when_that_does() -> None:
-    habits: Habits[str] = Habits(2, doubt=0.2)
-    assert habits.guess("a") is None
+def test_habits_are_of_what_came_last_and_trust_follows_what_comes() -> None:
+    habits: Habits[str] = Habits(2)
+    assert habits.guess("a", False) is NO_GUESS
     trusts = []
-    for token_id in [7, 7, 7, 7, 8, 7, 7]:
-        habits.learn("a", token_id)
-        guess = habits.guess("a")
-        assert guess is not None
-        assert guess.token_id == 7
-        trusts.append(guess.trust)
-    assert trusts[:4] == sorted(trusts[:4])
-    assert trusts[4] < trusts[3] < 1
-    assert trusts[6] > trusts[5] > trusts[4]
-    for _ in range(8):
-        habits.learn("a", 8)
-    assert habits.guess("a").token_id == 8  # type: ignore[union-attr]
-    habits.learn("b", 1)
-    habits.learn("c", 1)
-    assert habits.guess("a") is None, "the place seen longest ago is given up"
+    for _ in range(30):
+        habits.learn("a", False, 7)
+        token_id, trust = habits.guess("a", False)
+        assert token_id == 7
+        trusts.append(trust)
+    assert trusts[5:] == sorted(trusts[5:])
+    assert 0.6 < trusts[5] < 0.9 < trusts[-1] < 1
+    assert habits.guess("a", True)[1] == pytest.approx(0.6), "behind a wrong guess it is another matter"
+    habits.learn("a", False, 8)
+    assert habits.guess("a", False) == (8, pytest.approx(0.6)), "and where it has just changed"
+    habits.learn("b", False, 7)
+    habits.learn("c", False, 1)
+    assert habits.guess("a", False) is NO_GUESS, "the place seen longest ago is given up"
 
 
 def test_masks_behind_guesses_are_those_of_plain_steps() -> None:
