@@ -21,6 +21,7 @@ __all__ = [
     "NotReady",
     "Pending",
     "Runner",
+    "Timer",
     "Worker",
 ]
 
@@ -35,6 +36,12 @@ class Clock(Protocol):
     """Where time comes from: monotonic seconds."""
 
     def now(self) -> float: ...
+
+
+class Timer(Clock, Protocol):
+    """A clock that one can wait by."""
+
+    def pause(self, seconds: float) -> None: ...
 
 
 class CacheLock(Protocol):

@@ -8,10 +8,13 @@ __all__ = ["MonotonicClock", "ThreadClock"]
 
 
 class MonotonicClock:
-    """A ``Clock`` that never runs backwards, whatever happens to the time of day."""
+    """A ``Timer`` that never runs backwards, whatever happens to the time of day."""
 
     def now(self) -> float:
         return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class ThreadClock:

@@ -16,7 +16,7 @@ from ramet.core.adapters import NO_ADAPTER_STORE, AdapterStore
 from ramet.core.grammar import GrammarSpec
 from ramet.core.ids import IntBuffer, RequestId, SeqId
 from ramet.core.output import SequenceUpdate
-from ramet.core.ports import Clock, Grammars, Matcher, Pending, Runner
+from ramet.core.ports import Grammars, Matcher, Pending, Runner, Timer
 from ramet.core.request import FinishReason, Namespace, Request, Sequence, SequenceState
 from ramet.core.sampling import SamplingParams
 from ramet.engine.admission import Admission, Limits, PromptIds
@@ -29,6 +29,7 @@ __all__ = ["NO_GRAMMARS", "Engine", "EngineStats"]
 _NO_TENANT = Namespace()
 _MOST_COMPILING = 64
 _PATIENCE_S = 0.01
+_PAUSE_S = 0.002
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         kv: KVManager,
-        clock: Clock,
+        clock: Timer,
         admission: Admission,
         grammars: Grammars = NO_GRAMMARS,
         adapters: AdapterStore = NO_ADAPTER_STORE,
@@ -226,6 +227,8 @@ class Engine:
                 updates = self._scheduler.update(self._runner.collect(masks))
             except BaseException as error:
                 self._break_off(error)
+            if self._scheduler.is_stalled:  # a lexer is made: to ask again at once would only slow that down
+                self._clock.pause(_PAUSE_S)
         elif self._compiling:  # nothing else to do; yet aborts and other requests are not to wait for long
             self._compiling[0].matcher.wait(_PATIENCE_S)
         updates += self._scheduler.take_news() + self._refused

@@ -41,6 +41,8 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         self._now_s += seconds
 
+    pause = advance
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:

@@ -79,8 +79,8 @@ class Scheduler:
         self._launched: deque[_Launched] = deque()
         self._news = News()
         self._now_s = 0.0
-        self._num_steps = self._num_preemptions = 0
-        self._num_computed_tokens = self._num_output_tokens = 0
+        self.is_stalled = False  # whether all of the last step waited for their grammars
+        self._num_steps = self._num_preemptions = self._num_computed_tokens = self._num_output_tokens = 0
         self._num_draft_tokens = self._num_accepted_draft_tokens = 0
 
     @property
@@ -315,7 +315,9 @@ class Scheduler:
             self._settle(chunk, output, row, prompt_logprobs)
             given += chunk.num_prompt_logprobs
             row += chunk.samples + len(chunk.drafts)
-        return self.take_news()
+        news = self.take_news()
+        self.is_stalled = not news and all(chunk.samples for chunk in oldest.chunks)
+        return news
 
     def take_news(self) -> list[SequenceUpdate]:
         """Updates not told yet. Only ends of sequences that were not in flight come outside ``update``."""

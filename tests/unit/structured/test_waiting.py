@@ -105,6 +105,26 @@ def test_no_step_waits_for_a_lexer(waits: list[Guide]) -> None:
     one.check_idle()
 
 
+def test_the_engine_pauses_where_nobody_else_has_work(waits: list[Guide]) -> None:
+    pauses: list[float] = []
+    one = Bench(grammars=slow(10**6))
+    one.clock.pause = pauses.append  # type: ignore[method-assign]
+    plain = one.submit([5, 9], seed=1, max_tokens=100, ignore_eos=True)
+    hungry = [one.submit([5, 6, i], seed=i, **HELD) for i in range(7)]
+    while one.answers[plain, 0].finish_reason is None:
+        one.step()
+    assert waits
+    assert not pauses
+    while not pauses:  # until all that can go on have ended
+        one.step()
+    assert 0 < pauses[0] < 0.01, "what comes meanwhile is not to wait for long"
+    for i in hungry:
+        one.engine.abort(i)
+    one.run()
+    one.check_idle()
+    assert len(pauses) == 1
+
+
 def test_what_comes_while_one_waits_is_not_lost(waits: list[Guide]) -> None:
     """Tokens, copies and steps back; the mask that comes in the end is that of one that never waited."""
     ends = frozenset(EOS_IDS)
