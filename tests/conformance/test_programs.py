@@ -64,6 +64,7 @@ def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
     turn or none, a cap, wanted rows at the end.
     """
     rng = np.random.default_rng(11)
+    odd_ffn = FFN if {"q8", "q4"} & set(kinds) else 152  # not whole groups, where that can be
 
     def packed(n: int, k: int, parts: int = 1) -> object:
         return backend.pack([make_weight(rng, kinds[i % len(kinds)], n // parts, k) for i in range(parts)])
@@ -86,12 +87,12 @@ def model(backend: Backend, kinds: tuple[WeightFormat, ...]) -> Program:
         branch = Register(HIDDEN)
         yield Project(mixed, AS_IT_IS, packed(HIDDEN, HEADS.q_width), None, branch)
         yield Add(branch, Scale(0.7), x)
-        yield Project(x, norm(HIDDEN), packed(2 * FFN, HIDDEN, 2), None, gate_up)
-        yield Project(gate_up, GeluMul(), packed(HIDDEN, FFN), None, branch)
+        yield Project(x, norm(HIDDEN), packed(2 * odd_ffn, HIDDEN, 2), None, gate_up)
+        yield Project(gate_up, GeluMul(), packed(HIDDEN, odd_ffn), None, branch)
         yield Add(branch, norm(HIDDEN), x)
 
     x, qkv, mixed, gate_up = (Register(width) for width in (HIDDEN, HEADS.width, HEADS.q_width, 2 * FFN))
-    last_x, last_mixed, last_gate_up = (Register(width) for width in (HIDDEN, HEADS.q_width, 2 * FFN))
+    last_x, last_mixed, last_gate_up = (Register(width) for width in (HIDDEN, HEADS.q_width, 2 * odd_ffn))
     logits = Register(VOCAB)
     steps = [
         Embed(packed(VOCAB, HIDDEN), 1.3, x),
