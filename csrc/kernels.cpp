@@ -415,6 +415,7 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
                            plan.task_rows.data(),
                            plan.positions.data(),
                            plan.page_ids.data(),
+                           plan.page_of_row.data(),
                            plan.partial_of_row.data(),
                            partials_.get<float>(floats),
                            scoring.window,

@@ -119,11 +119,13 @@ struct Output {
 };
 
 // A run of queries against one span of keys (or all spans, from the first): rows[0..num_rows) see the same
-// pages.
+// pages, or those of the first `num_shared` positions of one span, whole steps of 32, and from there on each
+// its own.
 struct AttentionTask {
   int32_t first_row, num_rows;  // into Plan's task_rows
   int32_t first_span, num_spans;
   int32_t first_page;  // into Plan's page_ids: the page table of a sequence
+  int32_t num_shared;  // kSpan where all pages are
 };
 
 // KV heads of a task that one thread does together.
@@ -157,6 +159,7 @@ struct AttentionArgs {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
   float scale;
   const int32_t *task_rows, *positions, *page_ids;
+  const int32_t* page_of_row;     // [T] where its sequence's page table begins
   const int64_t* partial_of_row;  // [T] first partial of a split row, -1 of a whole one
   float* partials;                // [partial][num_heads][partial_floats(head_dim)]
   int64_t window;                 // positions that a row sees, the last ones up to its own; kNoWindow for all

@@ -7,7 +7,9 @@
 namespace ramet {
 namespace {
 
-constexpr int32_t kFewRows = 8;  // a sequence with fewer is split by spans
+constexpr int32_t kFewRows = 8;      // a sequence with fewer is split by spans
+constexpr int32_t kPartingRows = 8;  // in a task whose rows part: enough tasks for some threads
+constexpr int32_t kStep = 32;        // positions that are shared as one
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -22,6 +24,7 @@ Plan::Plan(const BatchView& batch)
     : page_size(batch.page_size),
       positions(batch.positions, batch.positions + batch.num_rows),
       page_ids(batch.page_ids, batch.page_ids + batch.num_page_ids),
+      page_of_row(static_cast<size_t>(batch.num_rows)),
       partial_of_row(static_cast<size_t>(batch.num_rows), -1) {
   check(batch);
   for (const int32_t page : page_ids) num_slots = std::max(num_slots, (page + int64_t{1}) * page_size);
@@ -29,6 +32,7 @@ Plan::Plan(const BatchView& batch)
   for (int64_t b = 0; b < batch.num_seqs; ++b) {
     const int32_t first = batch.query_indptr[b], num = batch.query_indptr[b + 1] - first;
     const Sequence seq{first, num, batch.page_indptr[b]};
+    std::fill_n(page_of_row.begin() + first, num, seq.first_page);
     if (num >= kFewRows) add_tiles(seq);
     if (num > 0 && num < kFewRows) split.push_back(seq);
   }
@@ -69,11 +73,11 @@ void Plan::check(const BatchView& batch) const {
   }
 }
 
-void Plan::add_task(int32_t first_span, int32_t num_spans, int32_t first_page) {
+void Plan::add_task(int32_t first_span, int32_t num_spans, int32_t first_page, int32_t num_shared) {
   const int32_t first_row = tasks.empty() ? 0 : tasks.back().first_row + tasks.back().num_rows;
   const auto num = static_cast<int32_t>(task_rows.size()) - first_row;
   if (num == 0) return;
-  tasks.push_back({first_row, num, first_span, num_spans, first_page});
+  tasks.push_back({first_row, num, first_span, num_spans, first_page, num_shared});
   max_task_rows = std::max<int64_t>(max_task_rows, num);
 }
 
@@ -97,28 +101,76 @@ void Plan::add_spans(const std::vector<Sequence>& seqs) {
     }
   }
   std::vector<Visit> visits;
+  std::vector<const Sequence*> together, alone;
   for (int32_t span = 0; span < num_spans; ++span) {
     visits.clear();
+    alone.clear();
     for (const Sequence& seq : seqs) {
       if (num_spans_of(seq.last_row()) > span) visits.push_back({last_page(span, seq), &seq});
     }
     // Page tables that meet in a page are alike before it, so those that share the span stand side by side.
     std::sort(visits.begin(), visits.end());
     for (auto from = visits.begin(); from != visits.end();) {
-      auto to = from + 1;
-      while (to != visits.end() && same_pages(span, *from, *to)) ++to;
-      add_shared_span(span, from, to);
+      together.clear();
+      auto to = from;
+      do together.push_back((to++)->second);
+      while (to != visits.end() && same_pages(span, *from, *to));
+      if (together.size() > 1) {
+        add_shared_span(span, together, kSpan);
+      } else {
+        alone.push_back(together[0]);
+      }
       from = to;
     }
+    add_parting_spans(span, alone);
   }
 }
 
-void Plan::add_shared_span(int32_t span, Visits from, Visits to) {
-  const int32_t first_page = from->second->first_page;
+// Sequences of which no two see the same pages all through the span, but perhaps at its beginning.
+void Plan::add_parting_spans(int32_t span, std::vector<const Sequence*>& seqs) {
+  const auto pages_of = [&](const Sequence& seq) {
+    const int64_t first = span * kSpan / page_size,
+                  last = positions[static_cast<size_t>(seq.last_row())] / page_size;
+    const int32_t* pages = page_ids.data() + seq.first_page;
+    return std::pair(pages + first, pages + std::min(last, ((span + 1) * kSpan - 1) / page_size) + 1);
+  };
+  std::sort(seqs.begin(), seqs.end(), [&](const Sequence* a, const Sequence* b) {
+    const auto [begin, end] = pages_of(*a);
+    const auto [other_begin, other_end] = pages_of(*b);
+    return std::lexicographical_compare(begin, end, other_begin, other_end);
+  });
+  for (size_t from = 0, to = 0; from < seqs.size(); from = to) {
+    std::vector<const Sequence*> group{seqs[from]};
+    int32_t num_shared = kSpan, num_rows = seqs[from]->num_rows;
+    for (to = from + 1; to < seqs.size(); ++to) {
+      const int32_t alike = std::min(num_shared, num_alike(span, *seqs[from], *seqs[to]));
+      num_rows += seqs[to]->num_rows;
+      if (num_rows > kPartingRows || alike == 0 || (group.size() > 1 && 2 * alike < num_shared)) break;
+      num_shared = alike;
+      group.push_back(seqs[to]);
+    }
+    add_shared_span(span, group, num_shared);
+  }
+}
+
+// Positions of the span, in whole steps, that both see in the same pages.
+int32_t Plan::num_alike(int32_t span, const Sequence& a, const Sequence& b) const {
+  const int64_t begin = span * kSpan;
+  const auto end_of = [&](const Sequence& seq) {
+    return int64_t{positions[static_cast<size_t>(seq.last_row())]} + 1;
+  };
+  const int64_t end = std::min({begin + kSpan, end_of(a), end_of(b)});
+  const int32_t *pa = page_ids.data() + a.first_page, *pb = page_ids.data() + b.first_page;
+  int64_t page = begin / page_size;
+  while (page * page_size < end && pa[page] == pb[page]) ++page;
+  const int64_t alike = std::min(page * page_size, end) - begin;
+  return alike > 0 ? static_cast<int32_t>(alike) / kStep * kStep : 0;
+}
+
+void Plan::add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs, int32_t num_shared) {
   std::vector<int32_t> rows;
-  for (; from != to; ++from) {
-    const Sequence& seq = *from->second;
-    for (int32_t row = seq.first_row; row <= seq.last_row(); ++row) {
+  for (const Sequence* seq : seqs) {
+    for (int32_t row = seq->first_row; row <= seq->last_row(); ++row) {
       if (num_spans_of(row) > span) rows.push_back(row);
     }
   }
@@ -127,9 +179,9 @@ void Plan::add_shared_span(int32_t span, Visits from, Visits to) {
   });
   for (size_t i = 0; i < rows.size(); ++i) {
     task_rows.push_back(rows[i]);
-    if ((i + 1) % kMaxTaskRows == 0) add_task(span, 1, first_page);
+    if ((i + 1) % kMaxTaskRows == 0) add_task(span, 1, seqs[0]->first_page, num_shared);
   }
-  add_task(span, 1, first_page);
+  add_task(span, 1, seqs[0]->first_page, num_shared);
 }
 
 int32_t Plan::num_spans_of(int32_t row) const {

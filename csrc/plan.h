@@ -17,7 +17,8 @@ struct BatchView {
 
 // A sequence with many rows is cut into tiles of rows, each of which walks all its spans. Of the others
 // (decoding, a few drafted or forced tokens) every span is a task of its own, and sequences whose page tables
-// name the same pages there are one task: a shared prefix is read once for all its branches.
+// name the same pages there are one task: a shared prefix is read once for all its branches, and so are the
+// first pages of the span in which they part.
 class Plan {
 public:
   // Throws std::invalid_argument where the batch does not fit together.
@@ -29,7 +30,7 @@ public:
   int64_t num_slots = 0;  // that a KV layer must have at least
   int64_t num_partials = 0;
   int64_t max_task_rows = 0;
-  std::vector<int32_t> positions, page_ids, task_rows;
+  std::vector<int32_t> positions, page_ids, task_rows, page_of_row;
   std::vector<int64_t> partial_of_row;
   std::vector<AttentionTask> tasks;
   std::vector<SplitRow> split_rows;
@@ -46,11 +47,14 @@ private:
   void check(const BatchView& batch) const;
   void add_tiles(const Sequence& seq);
   void add_spans(const std::vector<Sequence>& seqs);
-  void add_shared_span(int32_t span, Visits from, Visits to);
+  void add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs, int32_t num_shared);
+  void add_parting_spans(int32_t span, std::vector<const Sequence*>& seqs);
+  int32_t num_alike(int32_t span, const Sequence& a, const Sequence& b) const;
   bool same_pages(int32_t span, const Visit& a, const Visit& b) const;
   int32_t last_page(int32_t span, const Sequence& seq) const;
   int32_t num_spans_of(int32_t row) const;
-  void add_task(int32_t first_span, int32_t num_spans, int32_t first_page);  // of rows not yet in one
+  // Of rows not yet in one.
+  void add_task(int32_t first_span, int32_t num_spans, int32_t first_page, int32_t num_shared = kSpan);
 };
 
 }  // namespace ramet

@@ -53,11 +53,11 @@ bool is_finite(const TaskView& view, int64_t offset) {  // of a value
   return is_odd == 0;
 }
 
-bool has_infinities(const TaskView& view, int64_t first, int64_t last) {
+bool has_infinities(const TaskView& view, int64_t pages, int64_t first, int64_t last) {
   int64_t at[kStep];
   for (int64_t p = first; p < last; p += kStep) {
     const int64_t num = last - p < kStep ? last - p : kStep;
-    view.find(p, num, at);
+    view.find(pages, p, num, at);
     for (int64_t j = 0; j < num; ++j) {
       if (!is_finite(view, at[j])) return true;
     }
@@ -71,8 +71,17 @@ bool hides_infinities(const TaskView& view) {
   const int64_t begin = view.task.first_span * kSpan, end = begin + view.task.num_spans * kSpan;
   const auto inside = [&](int64_t p) { return p < begin ? begin : p > end ? end : p; };
   const int64_t last = view.num_queries - 1;
-  return has_infinities(view, inside(view.first_of(0)), inside(view.first_of(last))) ||
-         has_infinities(view, inside(view.end_of(0)), inside(view.end_of(last)));
+  int64_t shared_end = end;
+  if (view.parts()) {  // of a row's own nobody else sees any
+    shared_end = begin + view.task.num_shared;
+    for (int64_t i = 0; i <= last; i += view.group) {
+      if (has_infinities(view, view.pages_of(i), shared_end, inside(view.end_of(i)))) return true;
+    }
+  }
+  const auto shared = [&](int64_t p) { return p < shared_end ? inside(p) : shared_end; };
+  const int64_t pages = view.task.first_page;
+  return has_infinities(view, pages, shared(view.first_of(0)), shared(view.first_of(last))) ||
+         has_infinities(view, pages, shared(view.end_of(0)), shared(view.end_of(last)));
 }
 
 // Of one row, all that is read is seen. A key that is not finite is too much for heads that stand together.
@@ -92,6 +101,8 @@ void walk_tiles(const TaskView& view, float* scratch) {
     AttentionTask alone = view.task;
     alone.first_row += r;
     alone.num_rows = 1;
+    alone.first_page = view.args.page_of_row[view.args.task_rows[alone.first_row]];
+    alone.num_shared = static_cast<int32_t>(kSpan);
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;

@@ -9,11 +9,12 @@ namespace RAMET_ISA {
 // Up to 16 queries in a span.
 struct Block {
   int64_t base, first_row, num_rows;  // queries base + first_row to base + num_rows
-  int64_t begin, end;                 // of the span's positions that any of them sees, in whole steps
-  int64_t seen_end;                   // of the positions themselves
-  int64_t all_first, all_end;         // what all lanes see
-  int64_t last_first;                 // where the last query begins to see
-  __m512i first, ends;                // what each lane sees
+  int64_t span_begin;
+  int64_t begin, end;          // of the span's positions that any of them sees, in whole steps
+  int64_t seen_end;            // of the positions themselves
+  int64_t all_first, all_end;  // what all lanes see
+  int64_t last_first;          // where the last query begins to see
+  __m512i first, ends;         // what each lane sees
   Weights weights;
 
   __mmask16 lanes() const {
@@ -79,6 +80,7 @@ public:
   Block block_at(int64_t base, int64_t begin, const Queries& queries) const {
     Block b;
     b.base = base;
+    b.span_begin = begin;
     b.first_row = queries.first > base ? queries.first - base : 0;
     b.num_rows = queries.last - base < kTile ? queries.last - base : kTile;
     const auto inside = [](__m512i x) {

@@ -29,11 +29,10 @@ public:
   void run(int64_t begin, const Queries& queries, const Finish& finish) {
     const int64_t from = step_floor(v_.seen(queries.first, begin).first);
     const int64_t num = v_.seen(queries.last - 1, begin).end;
-    for (int64_t j = from; j < num; j += kStep) {
-      load_keys(begin + j, num - j);
-      each_tile(v_.seeing(queries, begin + j, begin + j + kStep),
-                [&](auto tile, int64_t i) { score<decltype(tile)::value>(i, j); });
-    }
+    each_step(begin, queries, from, num, [&](int64_t pages, int64_t j, int64_t end, const Queries& some) {
+      load_keys(pages, begin + j, end - j);
+      each_tile(some, [&](auto tile, int64_t i) { score<decltype(tile)::value>(i, j); });
+    });
     for (int64_t i = queries.first; i < queries.last; ++i) {
       float* scores = scores_ + i * kSpan;
       const Seen seen = v_.seen(i, begin);
@@ -49,11 +48,10 @@ public:
       sums.largest() = largest;
       sums.total() = total;
     }
-    for (int64_t j = from; j < num; j += kStep) {
-      load_values(begin + j, num - j);
-      each_tile(v_.seeing(queries, begin + j, begin + j + kStep),
-                [&](auto tile, int64_t i) { add_step<decltype(tile)::value>(i, begin, j); });
-    }
+    each_step(begin, queries, from, num, [&](int64_t pages, int64_t j, int64_t end, const Queries& some) {
+      load_values(pages, begin + j, end - j);
+      each_tile(some, [&](auto tile, int64_t i) { add_step<decltype(tile)::value>(i, begin, j); });
+    });
     for (int64_t i = queries.first; i < queries.last; ++i) finish(i, partial(i));
   }
 
@@ -65,6 +63,21 @@ private:
 
   Partial partial(int64_t i) const { return {sums_ + i * partial_floats(dims_), dims_}; }
   static int64_t step_of(int64_t n) { return n < kStep ? n : kStep; }
+
+  // Calls work(page table, step of the span, end of what is seen, queries that see any of the step): all that
+  // share its pages, or a row.
+  template <class Work>
+  void each_step(int64_t begin, const Queries& queries, int64_t from, int64_t end, const Work& work) const {
+    for (int64_t j = from; j < end; j += kStep) {
+      const Queries some = v_.seeing(queries, begin + j, begin + j + kStep);
+      if (!v_.is_own(j)) {
+        work(v_.task.first_page, j, end, some);
+        continue;
+      }
+      for (int64_t i = some.first; i < some.last; i += v_.group)
+        work(v_.pages_of(i), j, v_.seen(i, begin).end, {i, i + v_.group});
+    }
+  }
 
   template <class Work>
   void each_tile(const Queries& queries, const Work& work) const {
@@ -117,10 +130,10 @@ private:
     }
   }
 
-  void load_keys(int64_t start, int64_t num) {  // to block_[dim][32 positions]
+  void load_keys(int64_t pages, int64_t start, int64_t num) {  // to block_[dim][32 positions]
     int64_t at[kStep];
     num = step_of(num);
-    v_.find(start, num, at);
+    v_.find(pages, start, num, at);
     for (int64_t d = 0; d < dims_; d += 16) {
       for (int64_t half = 0; half < num; half += 16) {
         f32x16 tile[16];
@@ -133,10 +146,10 @@ private:
     }
   }
 
-  void load_values(int64_t start, int64_t num) {  // to block_[position][dim]
+  void load_values(int64_t pages, int64_t start, int64_t num) {  // to block_[position][dim]
     int64_t at[kStep];
     num = step_of(num);
-    v_.find(start, num, at);
+    v_.find(pages, start, num, at);
     for (int64_t d = 0; d < dims_; d += 16) {
       each_row(v_.args.values, at, num, d,
                [&](int64_t j, const f32x16& row) { store(block_ + j * dims_ + d, row); });

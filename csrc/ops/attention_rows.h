@@ -29,7 +29,9 @@ public:
 
   // Of the positions from j on of the span at `begin`. Values that nobody sees are zero, for a weight of zero
   // hides no NaN; keys may be anything, for scores are hidden.
-  void find(int64_t begin, const Seen& seen, int64_t j) {
+  void find(int64_t begin, const Seen& seen, int64_t j) { find(v_.task.first_page, begin, seen, j); }
+  // In the page table at `first_page`.
+  void find(int64_t first_page, int64_t begin, const Seen& seen, int64_t j) {
     Rows16 &keys = keys_[j / kTile], &values = values_[j / kTile];
     const Seen part{j > seen.first ? j : seen.first, j + kTile < seen.end ? j + kTile : seen.end};
     keys = values = {kNoRows, 0};
@@ -37,13 +39,13 @@ public:
     const bool is_whole = part.end - part.first == kTile;
     int64_t at[kTile];
     if (is_plain_ && v_.args.page_size % kTile == 0) {  // neighbours, whoever sees them
-      v_.find(begin + j, 1, at);
+      v_.find(first_page, begin + j, 1, at);
       for (int64_t i = 1; i < kTile; ++i) at[i] = at[i - 1] + apart();
       keys = stored(v_.args.keys, at[0]);
       values = is_whole ? stored(v_.args.values, at[0]) : copies(v_.args.values, at, part, j, copied_values_);
       return;
     }
-    v_.find(begin + part.first, part.end - part.first, at + (part.first - j));
+    v_.find(first_page, begin + part.first, part.end - part.first, at + (part.first - j));
     if (is_plain_ && is_whole && are_neighbours(at)) {
       keys = stored(v_.args.keys, at[0]);
       values = stored(v_.args.values, at[0]);

@@ -177,10 +177,16 @@ struct TaskView {
     return some;
   }
 
-  // Where the first head's keys of `num` positions from `start` on lie.
-  void find(int64_t start, int64_t num, int64_t* offsets) const {
+  // Whether the positions of a span from j on lie in pages of each row's own; and where its page table
+  // begins.
+  bool is_own(int64_t j) const { return j >= task.num_shared; }
+  bool parts() const { return is_own(kSpan - 1); }
+  int64_t pages_of(int64_t query) const { return args.page_of_row[row(query)]; }
+
+  // Where the first head's keys of `num` positions from `start` on lie, in the page table at `first_page`.
+  void find(int64_t first_page, int64_t start, int64_t num, int64_t* offsets) const {
     const auto at_page = static_cast<uint32_t>(start) / static_cast<uint32_t>(args.page_size);  // soon done
-    const int32_t* page = args.page_ids + task.first_page + at_page;
+    const int32_t* page = args.page_ids + first_page + at_page;
     const int64_t row = kv_row_items(args.format, args.head_dim), slot_size = args.num_kv_heads * row;
     int64_t within = start - at_page * args.page_size;
     for (int64_t j = 0; j < num; ++page, within = 0) {

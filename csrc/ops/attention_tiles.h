@@ -53,9 +53,9 @@ private:
 
   // Several KV heads: one row's queries are one block, and meet each head's keys in lanes of their own.
   bool is_together() const { return v_.num_kv_heads > 1; }
-  bool flows() const { return width_ == TileFlow::kWidth && !is_together(); }
+  bool flows() const { return width_ == TileFlow::kWidth && !is_together() && !v_.parts(); }
 
-  void flow(int64_t begin, int64_t span, const Queries& queries) const {
+  void flow(int64_t begin, int64_t span, const Queries& queries) {
     std::vector<int64_t> bad;
     TileFlow(v_, queries_, results_, found_, laid_, weights_).run(begin, span, queries, [&](int64_t base) {
       bad.push_back(base);
@@ -67,7 +67,7 @@ private:
     }
   }
 
-  bool walk(int64_t begin, int64_t span, const Queries& queries) const {
+  bool walk(int64_t begin, int64_t span, const Queries& queries) {
     for (int64_t base = queries.first / kTile * kTile; base < queries.last; base += kTile) {
       Block b = queries_.block_at(base, begin, queries);
       if (!soften(b)) {
@@ -81,7 +81,7 @@ private:
 
   // Finds the keys and values of the span at `begin`, and lays out the values, if all blocks have the same.
   void load_span(int64_t begin, const Seen& seen) {
-    for (int64_t j = step_floor(seen.first); j < seen.end; j += kStep) {
+    for (int64_t j = step_floor(seen.first); j < seen.end && !v_.is_own(j); j += kStep) {
       found_.find(begin, seen, j);
       found_.find(begin, seen, j + kTile);
       if (!is_together()) load_values(0, j);
@@ -141,15 +141,44 @@ private:
     }
   }
 
-  // Half of a step's scores; for heads that stand together first all, then nothing.
+  // Half of a step's scores; for heads that stand together first all, then nothing; nothing yet where rows
+  // have pages of their own.
   template <int T>
-  void score_step(const Block& b, int64_t j) const {
+  void score_step(const Block& b, int64_t j) {
+    if (v_.is_own(j)) return;
     if (!is_together()) return score<T>(b, j + T * kTile);
     if (T == 0) score_together(j);
   }
+  template <int T>
+  void store_scores(const Block& b, int64_t j, float* scores) {
+    if (!v_.is_own(j)) return tile_store<T>(scores, 64);
+    each_row(b, [&](int64_t first, int64_t last) {
+      find_own(b, first, j);
+      alignas(64) float own[kTile * kTile];
+      score<2>(b, j);
+      tile_store<2>(own, 64);
+      const __mmask16 lanes = static_cast<__mmask16>((int64_t{1} << last) - (int64_t{1} << first));
+      for (int64_t i = 0; i < kTile * kTile; i += kTile)
+        _mm512_mask_store_ps(scores + i, lanes, _mm512_load_ps(own + i));
+    });
+  }
+
+  // Calls work(first, last) for the lanes of a block that one row has.
+  template <class Work>
+  void each_row(const Block& b, const Work& work) const {
+    for (int64_t first = b.first_row, last = first; first < b.num_rows; first = last) {
+      while (last < b.num_rows && queries_.row_of(b.base + last) == queries_.row_of(b.base + first)) ++last;
+      work(first, last);
+    }
+  }
+  // 16 positions in the pages of a lane's row.
+  void find_own(const Block& b, int64_t lane, int64_t j) {
+    const int64_t query = b.base + lane;
+    found_.find(v_.pages_of(query), b.span_begin, v_.seen(query, b.span_begin), j);
+  }
 
   // Makes a block's weights. Each tile of scores is stored two tiles before it is needed.
-  bool soften(Block& b) const {
+  bool soften(Block& b) {
     Weights w = b.weights;  // in registers
     w.start();
     keep_queries(b);
@@ -157,14 +186,14 @@ private:
     const auto tile_at = [&](int64_t j) { return scores_ + j / kTile % kRing * kTile * kTile; };
     score_step<0>(b, b.begin);
     score_step<1>(b, b.begin);
-    tile_store<0>(tile_at(b.begin), 64);
-    tile_store<1>(tile_at(b.begin + kTile), 64);
+    store_scores<0>(b, b.begin, tile_at(b.begin));
+    store_scores<1>(b, b.begin + kTile, tile_at(b.begin + kTile));
     for (int64_t j = b.begin; j < b.end; j += kStep) {
       const bool is_last = j + kStep >= b.end;
       if (!is_last) score_step<0>(b, j + kStep);
       soften_tile(b, w, j, tile_at(j), weights_);
       if (!is_last) {
-        tile_store<0>(tile_at(j + kStep), 64);
+        store_scores<0>(b, j + kStep, tile_at(j + kStep));
         score_step<1>(b, j + kStep);
       }
       if (j + kTile < b.seen_end) {
@@ -172,7 +201,7 @@ private:
       } else {
         std::memset(weights_ + kTile * kTile, 0, kTile * kTile * sizeof(uint16_t));
       }
-      if (!is_last) tile_store<1>(tile_at(j + kStep + kTile), 64);
+      if (!is_last) store_scores<1>(b, j + kStep + kTile, tile_at(j + kStep + kTile));
       for (int64_t i = 0; i < num_turned; i += 4)
         turn_pairs(weights_, kWide, 2 * i, turned_ + j * kTile + i * kWide);
     }
@@ -187,12 +216,12 @@ private:
   }
 
   // With the largest score of all for the queries whose first ones were no measure of the others.
-  void soften_again(Block& b) const {
+  void soften_again(Block& b) {
     b.weights.forget_bad();
     keep_queries(b);
     for (int64_t j = b.begin; j < b.end; j += kTile) {
-      score<0>(b, j);
-      tile_store<0>(scores_, 64);
+      if (!v_.is_own(j)) score<0>(b, j);
+      store_scores<0>(b, j, scores_);
       if (v_.args.cap > 0) bend(scores_, {0, kTile * kTile}, v_.args.cap * Weights::kUnit);
       b.hide(j, scores_);
       b.weights.look_at_all(scores_);
@@ -202,7 +231,7 @@ private:
 
   // Weights times values to sums[query][dim], 64 dims at a time. Each head that stands together with others
   // writes 16 rows of which the first are its own, and later heads the others.
-  void sum(const Block& b, float* sums) const {
+  void sum(const Block& b, float* sums) {
     for (int64_t k = 0; k < v_.num_kv_heads; ++k) {
       const int64_t first = k * v_.per_kv_head;
       if (is_together()) load_values(k, b.begin);
@@ -214,20 +243,17 @@ private:
 
   // N tiles of 16 dims. Values that are not laid out yet are, a step ahead of their products.
   template <int N>
-  void sum_dims(const Block& b, int64_t k, int64_t d, float* sums) const {
+  void sum_dims(const Block& b, int64_t k, int64_t d, float* sums) {
     tile_zero<0>();
     tile_zero<1>();
     tile_zero<2>();
     tile_zero<3>();
     for (int64_t j = b.begin; j < b.end; j += kStep) {
-      const uint16_t* values = laid_ + j * width_ + d * kStep;
       if (is_together() && d == 0 && j + kStep < b.end) load_values(k, j + kStep);
-      tile_load<4>(turned_ + j * kTile + k * v_.per_kv_head * kWide, 64);
-      add_products<0, 5>(values);
-      add_products<1, 6>(values + kTileSize);
-      if constexpr (N == 4) {
-        add_products<2, 7>(values + 2 * kTileSize);
-        add_products<3, 5>(values + 3 * kTileSize);
+      if (v_.is_own(j)) {
+        add_own<N>(b, j, d);
+      } else {
+        add_step<N>(turned_ + j * kTile + k * v_.per_kv_head * kWide, j, d);
       }
     }
     tile_store<0>(sums, width_ * 4);
@@ -237,13 +263,37 @@ private:
       tile_store<3>(sums + 3 * kTile, width_ * 4);
     }
   }
+  template <int N>
+  void add_step(const uint16_t* weights, int64_t j, int64_t d) const {
+    const uint16_t* values = laid_ + j * width_ + d * kStep;
+    tile_load<4>(weights, 64);
+    add_products<0, 5>(values);
+    add_products<1, 6>(values + kTileSize);
+    if constexpr (N == 4) {
+      add_products<2, 7>(values + 2 * kTileSize);
+      add_products<3, 5>(values + 3 * kTileSize);
+    }
+  }
+  // Where each row has values of its own, other rows' weights are zeros: sums stay as they are by them.
+  template <int N>
+  void add_own(const Block& b, int64_t j, int64_t d) {
+    each_row(b, [&](int64_t first, int64_t last) {
+      find_own(b, first, j);
+      find_own(b, first, j + kTile);
+      load_values(0, j);
+      alignas(64) uint16_t own[kTileSize] = {};
+      for (int64_t i = first * kWide; i < last * kWide; i += kWide)
+        _mm512_store_si512(own + i, _mm512_load_si512(turned_ + j * kTile + i));
+      add_step<N>(own, j, d);
+    });
+  }
   template <int Sum, int B>
   static void add_products(const uint16_t* values) {
     tile_load<B>(values, 64);
     tile_dot_bf16<Sum, 4, B>();
   }
 
-  void finish(const Block& b, int64_t span) const {
+  void finish(const Block& b, int64_t span) {
     sum(b, results_.sums_of(b, span));
     results_.finish(b, span);
   }

@@ -201,6 +201,31 @@ def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int, kv: KVFor
         assert together.tobytes() == np.concatenate([alone[i] for i in order]).tobytes()
 
 
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+@pytest.mark.parametrize("odd", [0.0, np.inf])
+def test_bits_where_branches_part(backend: Backend, kv: KVFormat, odd: float) -> None:
+    """A span that branches share at first: what one has of its own, infinities too, is none of the others' business."""
+    page_size, shared, lengths = 8, 360, [410, 365, 511, 372, 420, 361, 380, 499, 512, 390]
+    root = Sequence(8, 512, (9, 3), 64)
+    placed, num_pages = [], 64
+    for i, length in enumerate(lengths):
+        branch = Sequence(60 + i, length, (9, 3), 64)
+        branch.keys[:shared], branch.values[:shared] = root.keys[:shared], root.values[:shared]
+        own = branch.num_pages(page_size) - shared // page_size
+        placed.append((branch, [*range(shared // page_size), *range(num_pages, num_pages + own)]))
+        num_pages += own
+    placed[3][0].values[370, 1, 7] = odd
+    layer = store(placed, num_pages, page_size, kv)
+    rows = [Row(pages, branch.length, 1 + i % 2) for i, (branch, pages) in enumerate(placed)]
+    queries = [np.ascontiguousarray(branch.q[-row.num_rows :]) for (branch, _), row in zip(placed, rows, strict=True)]
+    alone = [
+        backend.attention(q, layer, backend.plan(make_batch(page_size, [row])), 0.125)
+        for q, row in zip(queries, rows, strict=True)
+    ]
+    together = backend.attention(np.concatenate(queries), layer, backend.plan(make_batch(page_size, rows)), 0.125)
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+
+
 @pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize(("name", "odd"), [("keys", np.nan), ("values", np.nan), ("values", np.inf)])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the reference's, in numpy
