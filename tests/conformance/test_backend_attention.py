@@ -205,7 +205,7 @@ def test_bits_do_not_depend_on_mates(backend: Backend, page_size: int, kv: KVFor
 @pytest.mark.parametrize("odd", [0.0, np.inf])
 def test_bits_where_branches_part(backend: Backend, kv: KVFormat, odd: float) -> None:
     """A span that branches share at first: what one has of its own, infinities too, is none of the others' business."""
-    page_size, shared, lengths = 8, 360, [410, 365, 511, 372, 420, 361, 380, 499, 512, 390]
+    page_size, shared, lengths = 8, 400, [450, 405, 511, 412, 460, 401, 420, 499, 512, 430]
     root = Sequence(8, 512, (9, 3), 64)
     placed, num_pages = [], 64
     for i, length in enumerate(lengths):
@@ -214,7 +214,7 @@ def test_bits_where_branches_part(backend: Backend, kv: KVFormat, odd: float) ->
         own = branch.num_pages(page_size) - shared // page_size
         placed.append((branch, [*range(shared // page_size), *range(num_pages, num_pages + own)]))
         num_pages += own
-    placed[3][0].values[370, 1, 7] = odd
+    placed[3][0].values[410, 1, 7] = odd
     layer = store(placed, num_pages, page_size, kv)
     rows = [Row(pages, branch.length, 1 + i % 2) for i, (branch, pages) in enumerate(placed)]
     queries = [np.ascontiguousarray(branch.q[-row.num_rows :]) for (branch, _), row in zip(placed, rows, strict=True)]
