@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ramet.core.ports import Draft, Matcher
-from ramet.core.request import Sequence
+from ramet.core.request import Namespace, Sequence
 from ramet.structured.habits import NO_GUESS, Habits
 
 __all__ = ["JumpForward", "Place", "Speller"]
@@ -23,17 +23,20 @@ _USUAL_TRUST = 0.7  # in the tokenizer's own way to cut a text
 
 
 class Place(NamedTuple):
-    """Behind which tokens a token comes and, as far as it is known, of which forced text it is the beginning."""
+    """In whose text and behind which tokens a token comes and, where that is known, of which forced text it is the beginning."""
 
+    whose: Namespace
     near: tuple[int, ...]
     far: tuple[int, ...]
     forced: bytes
 
 
 class Speller:
-    """How texts under grammars are written, learnt from all requests together: what came last behind the tokens before, and how
-    forced text was cut into tokens.
+    """How texts under grammars are written, learnt from all requests of a namespace together: what came last behind the tokens
+    before, and how forced text was cut into tokens.
 
+    Whether a guess held can be seen by the time an answer takes, so nothing is guessed of what another namespace wrote. All of
+    them share the room, and how far guesses of a kind are trusted.
     A grammar often makes a model write what it would not have written, and then it cuts it in ways of its own; documents of one
     schema are cut alike. Where nothing is known of a forced text it is cut as the tokenizer does: ``encode`` gives the tokens of
     bytes that may begin or end inside a character; ``token_bytes`` the bytes of a token.
@@ -42,17 +45,18 @@ class Speller:
     def __init__(self, encode: Callable[[bytes], list[int]], token_bytes: Callable[[int], bytes]) -> None:
         self._encode = encode
         self.token_bytes = token_bytes
-        self._near: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
-        self._far: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
-        self._cuts: Habits[bytes] = Habits(_MAX_PLACES)
+        self._near: Habits[tuple[Namespace, tuple[int, ...]]] = Habits(_MAX_PLACES)
+        self._far: Habits[tuple[Namespace, tuple[int, ...]]] = Habits(_MAX_PLACES)
+        self._cuts: Habits[tuple[Namespace, bytes]] = Habits(_MAX_PLACES)
 
     def guess(self, place: Place, is_behind_miss: bool) -> tuple[int, float]:
         """The token that is likeliest to come there, and how likely that is."""
-        best, near = self._far.guess(place.far, is_behind_miss), self._near.guess(place.near, is_behind_miss)
+        best = self._far.guess((place.whose, place.far), is_behind_miss)
+        near = self._near.guess((place.whose, place.near), is_behind_miss)
         if near[1] > best[1]:
             best = near
         if place.forced:
-            cut = self._cuts.guess(place.forced, is_behind_miss)
+            cut = self._cuts.guess((place.whose, place.forced), is_behind_miss)
             if cut[1] > best[1] or (best is not NO_GUESS and not self._fits(best[0], place.forced)):
                 best = cut
             if best is NO_GUESS and (usual := self._encode(place.forced)):
@@ -61,10 +65,10 @@ class Speller:
 
     def learn(self, place: Place, is_behind_miss: bool, token_id: int) -> None:
         """It came there."""
-        self._near.learn(place.near, is_behind_miss, token_id)
-        self._far.learn(place.far, is_behind_miss, token_id)
+        self._near.learn((place.whose, place.near), is_behind_miss, token_id)
+        self._far.learn((place.whose, place.far), is_behind_miss, token_id)
         if place.forced:
-            self._cuts.learn(place.forced, is_behind_miss, token_id)
+            self._cuts.learn((place.whose, place.forced), is_behind_miss, token_id)
 
     def _fits(self, token_id: int, text: bytes) -> bool:
         piece = self.token_bytes(token_id)
@@ -110,16 +114,16 @@ class JumpForward:
 
     def _go_on(self, most: int, least: float) -> None:
         """Guess behind the guesses that there are."""
-        drafts = self._drafts
+        drafts, request = self._drafts, self._seq.request
         forced = b"" if drafts else self._matcher.forced_bytes()
         tokens = [*self._seq.tokens.view()[-_FAR:].tolist(), *[draft.token_id for draft in drafts]]
         likelihood = drafts[-1].likelihood if drafts else 1.0
         while True:
-            place = Place(tuple(tokens[-_NEAR:]), tuple(tokens[-_FAR:]), forced[:_MOST_SPELT])
+            place = Place(request.namespace, tuple(tokens[-_NEAR:]), tuple(tokens[-_FAR:]), forced[:_MOST_SPELT])
             token_id, trust = self._speller.guess(place, self._is_behind_miss)
             self._places.append(place)
             likelihood *= trust
-            if likelihood < least or len(drafts) == most or token_id in self._seq.request.stop_ids:
+            if likelihood < least or len(drafts) == most or token_id in request.stop_ids:
                 break
             drafts.append(Draft(token_id, likelihood))
             tokens.append(token_id)

@@ -14,7 +14,7 @@ from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, steps, text
 
 from ramet.core.ids import IntBuffer
 from ramet.core.ports import Draft
-from ramet.core.request import Sequence
+from ramet.core.request import Namespace, Sequence
 from ramet.structured.habits import NO_GUESS, Habits
 from ramet.structured.jump import JumpForward, Place, Speller
 
@@ -72,8 +72,11 @@ def test_forced_text_takes_few_steps() -> None:
     assert one.engine.stats().scheduler.num_steps < plain.engine.stats().scheduler.num_steps / 2
 
 
-def sequence(tokens: list[int]) -> Sequence:
-    request = SimpleNamespace(stop_ids=EOS_IDS)
+OURS = Namespace(tenant="ours")
+
+
+def sequence(tokens: list[int], namespace: Namespace) -> Sequence:
+    request = SimpleNamespace(stop_ids=EOS_IDS, namespace=namespace)
     return SimpleNamespace(tokens=IntBuffer(tokens), request=request)  # type: ignore[return-value]
 
 
@@ -89,11 +92,11 @@ def go_on(jump: JumpForward, one: Any, chars: bytes) -> None:
         jump.learn(0, [char])
 
 
-def drafter(constraint: object, so_far: str = "", prompt: tuple[int, ...] = (1, 2)) -> tuple[JumpForward, Any]:
+def drafter(constraint: object, so_far: str = "", whose: Namespace = OURS) -> tuple[JumpForward, Any]:
     one = matcher(constraint)
     assert walk(one, so_far)
     speller = Speller(list, lambda token_id: bytes([token_id]))
-    return JumpForward(sequence([*prompt, *so_far.encode()]), one, speller), one
+    return JumpForward(sequence([1, 2, *so_far.encode()], whose), one, speller), one
 
 
 def test_what_is_forced_is_proposed_up_to_where_it_is_not() -> None:
@@ -124,13 +127,13 @@ def test_the_last_token_of_all_is_proposed_and_no_end() -> None:
 def test_a_model_that_cuts_a_text_its_own_way_is_followed() -> None:
     pieces = [b"a", b"b", b"ab", b"abc", b"c"]
     speller = Speller(lambda chars: [3] if chars == b"abc" else [0], pieces.__getitem__)
-    place = Place((8, 9), (8, 9), b"abc")
+    place = Place(OURS, (8, 9), (8, 9), b"abc")
     assert speller.guess(place, False) == (3, 0.7)
     for _ in range(3):
         speller.learn(place, False, 2)
     assert speller.guess(place._replace(near=(5,), far=(5,)), False)[0] == 2
-    assert speller.guess(Place((5,), (5,), b"abcabc"), False)[0] == 0, "another text is another place"
-    speller.learn(Place((8, 9), (8, 9), b""), False, 4)
+    assert speller.guess(Place(OURS, (5,), (5,), b"abcabc"), False)[0] == 0, "another text is another place"
+    speller.learn(Place(OURS, (8, 9), (8, 9), b""), False, 4)
     assert speller.guess(place, False)[0] == 2, "what came in another text, and is not the beginning of this one, is no guess"
 
 
@@ -157,7 +160,7 @@ def test_what_comes_unasked_teaches_nothing() -> None:
     go_on(jump, one, b"a")
     go_on(jump, one, b"b")  # the place behind the guess was looked at
     go_on(jump, one, b"c")  # and this one was not
-    assert list(jump._speller._far._habits) == [(1, 2), (1, 2, ord("a"))]
+    assert list(jump._speller._far._habits) == [(OURS, (1, 2)), (OURS, (1, 2, ord("a")))]
 
 
 def test_long_text_is_spelt_a_part_at_a_time() -> None:
@@ -181,6 +184,19 @@ def test_what_is_not_forced_goes_on_as_it_did() -> None:
     assert document.startswith(text_of(again.propose(48, 0.001)))
     assert len(again.propose(48, 0.001)) > 10
     assert walk(other, document.decode()), "the matcher is where it was"
+
+
+def test_nothing_is_guessed_of_what_another_namespace_wrote() -> None:
+    for constraint in ({"choice": ["secret", "public"]}, {"choice": ["secret"]}):  # free, and forced
+        jump, one = drafter(constraint)
+        jump._speller._encode = lambda chars: []
+        for char in b"secret":
+            jump.propose(48, 0.01)
+            go_on(jump, one, bytes([char]))
+        for whose in (OURS, *(OURS._replace(**change) for change in ({"salt": "x"}, {"tenant": "theirs"}, {"adapter": "a"}))):
+            again, _ = drafter(constraint, whose=whose)
+            again._speller = jump._speller
+            assert text_of(again.propose(48, 0.01)) == (b"secret" if whose == OURS else b"")
 
 
 def test_habits_are_of_what_came_last_and_trust_follows_what_comes() -> None:
