@@ -44,7 +44,6 @@ class PromptLookup:
         self._rest = 0  # steps to come without a guess
 
     def propose(self, most: int, least: float) -> list[Draft]:
-        self._guess = None
         if self._rest:
             self._rest -= 1
             return []
@@ -63,6 +62,7 @@ class PromptLookup:
             self.trust += ((place < num_held) - self.trust) * _LEARNING
         if not num_proposed and self._guess is not None and token_ids:
             self.trust += ((self._guess == token_ids[0]) - self.trust) * _LEARNING
+        self._guess = None  # of this step alone: in the next one another drafter may be asked
         self.trust = max(self.trust, _LEAST_TRUST)
         if num_proposed:
             self._num_failed = 0 if num_held else self._num_failed + 1

@@ -92,7 +92,9 @@ def test_a_guess_that_was_not_worth_its_row_teaches_too() -> None:
     lookup.trust = 0.3
     assert lookup.propose(8, 0.5) == [], "too unlikely to be told"
     lookup.learn(0, [4])
-    assert lookup.trust > 0.3
+    assert (taught := lookup.trust) > 0.3
+    lookup.learn(0, [9])
+    assert lookup.trust == taught, "and only once: in this step it was not asked"
 
 
 def test_one_is_asked_where_the_other_has_none() -> None:
