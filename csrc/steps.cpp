@@ -101,7 +101,7 @@ void ProductStep::multiply(Frame& frame, bool adds) const {
   const auto& [prologue, weight, bias] = product_;
   const Rows rows = frame.rows(reads[0]);
   const Output to{bias.empty() ? nullptr : bias.data(), frame.out(writes), weight.n, adds};
-  const bool may_join = frame.feed.adapters.empty();
+  const bool may_join = frame.feed.adapters.empty() && frame.feed.outputs.bits == nullptr;
   if (is_joined_ && may_join) return frame.kernels.product_of_made(rows.num, weight, to);
   if (next_ == nullptr || !may_join) return frame.kernels.product(rows, prologue, weight, to);
   const Product& next = next_->product_;

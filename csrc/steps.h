@@ -195,7 +195,8 @@ public:
 };
 
 // Joins products of a program's steps where that can be done. Adapters change what lies between two of them,
-// so batches with any are computed as if they were apart: the bits are the same.
+// and where only some outputs are wanted not all of it is there: such batches are computed as if they were
+// apart, with the same bits.
 void join_products(const std::vector<std::unique_ptr<Step>>& steps);
 
 }  // namespace ramet

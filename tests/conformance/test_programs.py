@@ -256,6 +256,18 @@ def test_loaded_rows(cpu: Backend, rng: np.random.Generator) -> None:
         assert same_bits(compiled.run_rows(rows), composed.run_rows(rows))
 
 
+def test_joined_products_where_outputs_are_named(cpu: Backend, rng: np.random.Generator) -> None:
+    x, gate_up = Register(HIDDEN), Register(2 * FFN)
+    up, down = (cpu.pack([make_weight(rng, "q8", *shape)]) for shape in ((2 * FFN, HIDDEN), (HIDDEN, FFN)))
+    steps = (Load(x), Project(x, AS_IT_IS, up, None, gate_up), ProjectAdd(gate_up, SiluMul(), down, None, x))
+    program, rows = cpu.compile(Program(steps, x)), normal(rng, 3, HIDDEN)
+    whole = program.run_rows(rows)
+    program.run_rows(normal(rng, 3, HIDDEN))  # whose rows of the second product are not to be taken for these
+    choosing = Choosing(rows_of(*({"temperature": 0} for _ in range(3))), ints(0, 1, 2), rng.random(3))
+    everything = np.full((3, 2 * FFN // 32), 0xFFFFFFFF, np.uint32)
+    assert same_bits(program.choose_rows(rows, everything, choosing)[0], whole)
+
+
 def test_a_profile_counts_each_kind_of_step(cpu: Backend) -> None:
     program = cpu.compile(model(cpu, ("q8",)))
     assert program.profiled() == {}
