@@ -430,6 +430,7 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
   const int64_t queries = plan.max_task_rows * (num_heads / layer.num_heads);
   const auto scratch = static_cast<size_t>(attention_scratch_floats(queries, layer.head_dim));
   const AttentionUnit* units = units_.data();
+  for (Scratch& own : attention_) own.get<float>(scratch);  // here, where it may fail
   pool_.run(static_cast<int64_t>(units_.size()), 1, [&](int64_t begin, int64_t end, int thread) {
     auto* own = attention_[static_cast<size_t>(thread)].get<float>(scratch);
     ops_.attend(args, units + begin, units + end, own);

@@ -59,7 +59,9 @@ public:
   T* get(size_t count) {
     if (count * sizeof(T) > size_) {
       bytes_.reset();
-      bytes_ = allocate(size_ = count * sizeof(T));
+      size_ = 0;  // and it stays so where there is no memory
+      bytes_ = allocate(count * sizeof(T));
+      size_ = count * sizeof(T);
     }
     return reinterpret_cast<T*>(bytes_.get());
   }

@@ -56,6 +56,7 @@ private:
   bool flows() const { return width_ == TileFlow::kWidth && !is_together() && !v_.parts(); }
 
   void flow(int64_t begin, int64_t span, const Queries& queries) {
+    static_assert(TileFlow::kSpace <= (kStep + kSpan + kStep) * kTile, "it is where weights are otherwise");
     std::vector<int64_t> bad;
     TileFlow(v_, queries_, results_, found_, laid_, weights_).run(begin, span, queries, [&](int64_t base) {
       bad.push_back(base);
