@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from ramet.core.ports import Draft, Drafter
@@ -74,12 +75,12 @@ def _worth(offers: Mapping[int, list[Draft]], budget: int, num_sampled: int, num
 
     Without drafts it samples ``num_sampled`` tokens and has ``num_rows`` rows; prompts among them cost what they cost.
     """
-    drafts = sorted([(-draft.likelihood, i) for i, offer in offers.items() for draft in offer])[:budget]
+    drafts = sorted([(draft.likelihood, i) for i, offer in offers.items() for draft in offer], key=itemgetter(0), reverse=True)
     cost_of_prompts = _cost(num_rows) - _cost(num_sampled)
     gain = float(num_sampled)
     count, best = 0, gain / _cost(num_sampled)
-    for place, (likelihood, _) in enumerate(drafts, start=1):
-        gain -= likelihood
+    for place, (likelihood, _) in enumerate(drafts[:budget], start=1):
+        gain += likelihood
         rate = gain / (_cost(num_rows + place) - cost_of_prompts)
         if rate > best:
             count, best = place, rate

@@ -99,6 +99,8 @@ class JumpForward:
         return drafts[:most]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
+        if not token_ids:  # a lexer is made: what was guessed is still to come
+            return
         was_behind_miss = self._is_behind_miss
         for place, token_id in zip(self._places, token_ids, strict=False):
             self._speller.learn(place, was_behind_miss, token_id)
@@ -107,7 +109,7 @@ class JumpForward:
         self._is_behind_miss = guessed != token_ids
         if was_behind_miss or self._is_behind_miss:  # what follows is guessed anew
             self._drafts, self._places = [], []
-        elif num:
+        else:
             come = self._drafts[num - 1].likelihood
             self._drafts = [Draft(token_id, likelihood / come) for token_id, likelihood in self._drafts[num:]]
             del self._places[:num]

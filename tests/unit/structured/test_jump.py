@@ -154,6 +154,16 @@ def test_a_prompt_may_have_one_token(num_prompt_tokens: int) -> None:
     assert text(one.answers[request_id, 0].token_ids)[3:] == "true"
 
 
+def test_a_step_that_gives_nothing_changes_nothing() -> None:
+    jump = drafter({"choice": ["abcd"]})[0]
+    jump._is_behind_miss = True
+    drafts = jump.propose(48, 0.01)
+    jump.learn(len(drafts), [])
+    assert jump._is_behind_miss
+    jump._speller._encode = lambda chars: []
+    assert jump.propose(48, 0.01) == drafts != []
+
+
 def test_what_comes_unasked_teaches_nothing() -> None:
     jump, one = drafter({"choice": ["abcd"]})
     assert text_of(jump.propose(1, 0.01)) == b"a"
