@@ -6,9 +6,10 @@
 
 namespace ramet {
 
-constexpr int64_t kPanel = 16;  // outputs laid side by side
-constexpr int64_t kGroup = 32;  // inputs that share a scale
-constexpr int64_t kSpan = 256;  // key positions reduced alone, before spans are merged in order
+constexpr int64_t kPanel = 16;      // outputs laid side by side
+constexpr int64_t kGroup = 32;      // inputs that share a scale
+constexpr int64_t kSpan = 256;      // key positions reduced alone, before spans are merged in order
+constexpr int32_t kShareable = 32;  // neighbours of which a task's rows share all pages, or none
 constexpr int64_t kMaxTaskRows = 64;
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kNoWindow = int64_t{1} << 40;  // reaches beyond any position
@@ -119,8 +120,8 @@ struct Output {
 };
 
 // A run of queries against one span of keys (or all spans, from the first): rows[0..num_rows) see the same
-// pages, or those of the first `num_shared` positions of one span, whole steps of 32, and from there on each
-// its own.
+// pages, or those of the first `num_shared` positions of one span, a multiple of kShareable, and from there
+// on each its own.
 struct AttentionTask {
   int32_t first_row, num_rows;  // into Plan's task_rows
   int32_t first_span, num_spans;

@@ -9,7 +9,6 @@ namespace {
 
 constexpr int32_t kFewRows = 8;         // a sequence with fewer is split by spans
 constexpr int32_t kPartingRows = 8;     // in a task whose rows part: enough tasks for some threads
-constexpr int32_t kStep = 32;           // positions that are shared as one
 constexpr int32_t kFewestShared = 128;  // rows that share fewer gain more of their KV heads side by side
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
@@ -166,7 +165,7 @@ int32_t Plan::num_alike(int32_t span, const Sequence& a, const Sequence& b) cons
   int64_t page = begin / page_size;
   while (page * page_size < end && pa[page] == pb[page]) ++page;
   const int64_t alike = std::min(page * page_size, end) - begin;
-  return alike > 0 ? static_cast<int32_t>(alike) / kStep * kStep : 0;
+  return alike > 0 ? static_cast<int32_t>(alike) / kShareable * kShareable : 0;
 }
 
 void Plan::add_shared_span(int32_t span, const std::vector<const Sequence*>& seqs, int32_t num_shared) {

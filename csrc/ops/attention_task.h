@@ -12,6 +12,7 @@ namespace ramet {
 namespace RAMET_ISA {
 
 constexpr int64_t kStep = 32;  // positions whose keys or values are laid out together
+static_assert(kShareable % kStep == 0, "one page table has all of a step");
 
 // The result of some spans for one query: sums (values times weights), largest score, total of weights.
 struct Partial {
