@@ -54,7 +54,7 @@ def test_a_silent_connection_is_closed(quick):
     with quick.connect() as client:
         reply = read_all(client)
     assert reply.data == b""
-    assert 0.2 < reply.seconds < 1
+    assert 0.2 < reply.seconds < 3
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_byte_does_not_move_a_deadline(quick, start, byte):
         client.sendall(start)
         reply = dribble(client, byte * 100)
     assert reply.status == 408
-    assert reply.seconds < 1
+    assert reply.seconds < 3
     assert reply.json["error"]["type"] == "invalid_request_error"
     assert eventually(lambda: quick.app.num_running == 0)
     assert quick.is_well()
@@ -95,7 +95,7 @@ def test_an_idle_connection_is_closed_and_kept_until_then(quick):
             read_until(client, b"}")
         reply = read_all(client)
     assert reply.data == b""
-    assert 0.2 < reply.seconds < 1
+    assert 0.2 < reply.seconds < 3
 
 
 def test_the_second_request_has_deadlines_too(quick):
@@ -104,7 +104,7 @@ def test_the_second_request_has_deadlines_too(quick):
         read_until(client, b"}")
         reply = dribble(client, post(b"X: " + b"y" * 1000))
     assert reply.status == 408
-    assert reply.seconds < 1
+    assert reply.seconds < 3
 
 
 def test_an_answer_has_no_deadline(quick):
@@ -138,11 +138,11 @@ def test_many_slow_clients_are_all_closed_and_harm_nobody(quick):
     while time.monotonic() < end:
         waits.append(quick.ask(GOOD).seconds)
         time.sleep(0.02)
-    assert sorted(waits)[len(waits) // 2] < 0.1
-    assert eventually(lambda: not quick.protocol.shared.served, 0.3)
+    assert sorted(waits)[len(waits) // 2] < 1
+    assert eventually(lambda: not quick.protocol.shared.served, 3)
     for client in clients:
         with client:
-            assert read_all(client).seconds < 0.5
+            assert read_all(client).seconds < 3
 
 
 # --- answers given early -------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_continue_is_sent_when_the_body_is_wanted_and_only_then(patient):
         assert b"abcde" in read_until(client, b"}")
     reply = patient.ask(post(b"Content-Length: 5\r\nExpect: 100-continue\r\n", path=b"/early"))
     assert reply.status == 413
-    assert reply.seconds < 1
+    assert reply.seconds < 3
     reply = patient.ask(b"POST /echo HTTP/1.0\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nabcde")
     assert reply.status == 200
 
@@ -326,8 +326,8 @@ def test_a_server_that_stops_finishes_what_it_answers_and_nothing_else():
         clients[1].sendall(b"GET /echo HTTP/1.1\r\n")
         assert eventually(lambda: edge.app.num_running == 1)
         edge.stop()
-        assert read_all(clients[1]).seconds < 1
-        assert read_all(clients[2]).seconds < 1
+        assert read_all(clients[1]).seconds < 3
+        assert read_all(clients[2]).seconds < 3
         edge.app.is_held = False
         reply = read_all(clients[0])
         assert reply.status == 200

@@ -140,7 +140,7 @@ def test_what_is_malformed_is_refused_at_once(edge, name):
     edge.app.scopes.clear()
     reply = edge.ask(MALFORMED[name])
     assert reply.status == STATUS.get(name, 400)
-    assert reply.seconds < 2
+    assert reply.seconds < 5
     assert b"\r\nconnection: close" in reply.head
     assert sorted(reply.json["error"]) == ["code", "message", "param", "type"]
     assert all(scope["path"] == "/echo" for scope in edge.app.scopes)
@@ -249,7 +249,7 @@ def test_mutated_requests_are_answered_refused_or_closed():
                     replies = read_all(client)
                 statuses = {int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", replies.data)}
                 assert statuses <= {200, 400, 408, 414, 431}, (data, replies)
-                assert replies.seconds < 2, (data, replies)
+                assert replies.seconds < 5, (data, replies)
                 answered += 200 in statuses
         assert 0 < answered < NUM_MUTATIONS
         assert edge.is_well()
