@@ -205,7 +205,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_file(case: str, tmp_path: Path) -> None:
-    """T08: a clean error that names the file and the key, within a second, and little is allocated."""
+    """T08: a clean error that names the file and the key, within a second of a core's time, and little is allocated."""
     content, message = HOSTILE[case]
     start = time.process_time()
     with allocating_at_most(len(content) + (64 << 20)), pytest.raises(ModelError, match=message) as caught:
