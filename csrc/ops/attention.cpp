@@ -2,6 +2,7 @@
 // beside one, and whether one task walks all spans or each span has its own, changes none of its bits.
 #include "ops/attention_lanes.h"
 #ifdef RAMET_TILES
+#include "ops/attention_lone.h"
 #include "ops/attention_tiles.h"
 #endif
 
@@ -84,19 +85,16 @@ bool hides_infinities(const TaskView& view) {
          has_infinities(view, pages, shared(view.end_of(0)), shared(view.end_of(last)));
 }
 
-// Of one row, all that is read is seen. A key that is not finite is too much for heads that stand together.
+// Of one row, all that is read is seen.
 void walk_row(const TaskView& view, float* scratch) {
-  if (TileWalk(view, scratch).run()) return;
+  if (view.per_kv_head <= LoneWalk::kMostQueries && LoneWalk(view, scratch).run()) return;
   for (int64_t head = view.kv_head; head < view.kv_head + view.num_kv_heads; ++head)
     TileWalk(TaskView(view.args, view.task, head, 1), scratch).run();
 }
 
 void walk_tiles(const TaskView& view, float* scratch) {
   if (view.task.num_rows == 1) return walk_row(view, scratch);
-  if (!hides_infinities(view)) {
-    TileWalk(view, scratch).run();
-    return;
-  }
+  if (!hides_infinities(view)) return TileWalk(view, scratch).run();
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;

@@ -42,13 +42,11 @@ public:
 
 private:
   Result result_at(float* sums) const {
-    float* last = sums + 2 * kTile * width_;  // heads that stand together overwrite beyond their rows
+    float* last = sums + kTile * width_;
     return {sums, last, last + kTile};
   }
   // Where its first span puts it, and later ones are merged.
-  Result total_of(int64_t base) const {
-    return result_at(next_ + (base / kTile + 1) * 2 * kTile * (width_ + 1));
-  }
+  Result total_of(int64_t base) const { return result_at(next_ + (base / kTile + 1) * kTile * (width_ + 2)); }
   bool is_first(const Block& b, int64_t span) const {
     return span == v_.task.first_span || queries_.end_of(b.base) - v_.args.window >= span * kSpan;
   }

@@ -6,8 +6,6 @@
 // (Weights); what a query's weights are relative to is known after its first scores of a span, and so each
 // tile of scores becomes weights while the next one is scored.
 #pragma once
-#include <vector>
-
 #include "ops/attention_flow.h"
 
 namespace ramet {
@@ -19,8 +17,7 @@ public:
       : TileWalk(view, reinterpret_cast<int32_t*>(scratch),
                  reinterpret_cast<uint16_t*>(scratch + TileQueries::num_ends(view))) {}
 
-  // False, and to be done again, where a score of heads that stand together is odd.
-  bool run() {
+  void run() {
     queries_.load();
     for (int64_t s = 0; s < v_.task.num_spans; ++s) {
       const int64_t span = v_.task.first_span + s, begin = span * kSpan;
@@ -29,12 +26,11 @@ public:
       load_span(begin, {v_.seen(queries.first, begin).first, v_.seen(queries.last - 1, begin).end});
       if (flows()) {
         flow(begin, span, queries);
-      } else if (!walk(begin, span, queries)) {
-        return false;
+      } else {
+        walk(begin, span, queries);
       }
     }
     for (int64_t base = 0; base < v_.num_queries; base += kTile) results_.write_out(base);
-    return true;
   }
 
 private:
@@ -51,33 +47,28 @@ private:
         scores_(reinterpret_cast<float*>(turned_ + (kSpan + kStep) * kTile)),
         results_(view, queries_, scores_ + kRing * kTile * kTile) {}
 
-  // Several KV heads: one row's queries are one block, and meet each head's keys in lanes of their own.
-  bool is_together() const { return v_.num_kv_heads > 1; }
-  bool flows() const { return width_ == TileFlow::kWidth && !is_together() && !v_.parts(); }
+  bool flows() const { return width_ == TileFlow::kWidth && !v_.parts(); }
 
   void flow(int64_t begin, int64_t span, const Queries& queries) {
     static_assert(TileFlow::kSpace <= (kStep + kSpan + kStep) * kTile, "it is where weights are otherwise");
-    std::vector<int64_t> bad;
+    int64_t first = v_.num_queries, last = -1;  // of the blocks with odd scores, and good ones between them
     TileFlow(v_, queries_, results_, found_, laid_, weights_).run(begin, span, queries, [&](int64_t base) {
-      bad.push_back(base);
+      first = base < first ? base : first;
+      last = base > last ? base : last;
     });
-    for (const int64_t base : bad) {
+    for (int64_t base = first; base <= last; base += kTile) {
       Block b = queries_.block_at(base, begin, queries);
       if (!soften(b)) soften_again(b);
       finish(b, span);
     }
   }
 
-  bool walk(int64_t begin, int64_t span, const Queries& queries) {
+  void walk(int64_t begin, int64_t span, const Queries& queries) {
     for (int64_t base = queries.first / kTile * kTile; base < queries.last; base += kTile) {
       Block b = queries_.block_at(base, begin, queries);
-      if (!soften(b)) {
-        if (is_together()) return false;
-        soften_again(b);
-      }
+      if (!soften(b)) soften_again(b);
       finish(b, span);
     }
-    return true;
   }
 
   // Finds the keys and values of the span at `begin`, and lays out the values, if all blocks have the same.
@@ -85,15 +76,15 @@ private:
     for (int64_t j = step_floor(seen.first); j < seen.end && !v_.is_own(j); j += kStep) {
       found_.find(begin, seen, j);
       found_.find(begin, seen, j + kTile);
-      if (!is_together()) load_values(0, j);
+      load_values(j);
     }
   }
 
-  // A head's values at 32 positions.
-  void load_values(int64_t k, int64_t j) const {
+  // Values at 32 positions.
+  void load_values(int64_t j) const {
     for (int64_t half = 0; half < kStep; half += kTile) {
       const Rows16& values = found_.values(j + half);
-      lay_values(values.rows + k * width_, values.apart, width_, laid_ + j * width_ + half * kTile);
+      lay_values(values.rows, values.apart, width_, laid_ + j * width_ + half * kTile);
     }
   }
 
@@ -101,7 +92,7 @@ private:
   // span.
   static constexpr int64_t kKeptWidth = 2 * kWide;
 
-  bool keeps_queries() const { return width_ == kKeptWidth && !is_together(); }
+  bool keeps_queries() const { return width_ == kKeptWidth; }
   void keep_queries(const Block& b) const {
     if (!keeps_queries()) return;
     tile_load<4>(queries_.tiles_of(b.base), 64);
@@ -127,28 +118,10 @@ private:
     }
   }
 
-  // Scores of heads that stand together: two tiles side by side, as each product waits for the one before.
-  void score_together(int64_t j) const {
-    const Rows16 &first = found_.keys(j), &second = found_.keys(j + kTile);
-    const uint16_t* queries = queries_.tiles_of(0);
-    tile_zero<0>();
-    tile_zero<1>();
-    for (int64_t d = 0; d < v_.num_kv_heads * width_; d += kWide, queries += kTileSize) {
-      tile_load<4>(queries, 64);
-      tile_load<6>(first.rows + d, first.apart * 2);
-      tile_dot_bf16<0, 6, 4>();
-      tile_load<7>(second.rows + d, second.apart * 2);
-      tile_dot_bf16<1, 7, 4>();
-    }
-  }
-
-  // Half of a step's scores; for heads that stand together first all, then nothing; nothing yet where rows
-  // have pages of their own.
+  // Half of a step's scores; nothing yet where rows have pages of their own.
   template <int T>
   void score_step(const Block& b, int64_t j) {
-    if (v_.is_own(j)) return;
-    if (!is_together()) return score<T>(b, j + T * kTile);
-    if (T == 0) score_together(j);
+    if (!v_.is_own(j)) score<T>(b, j + T * kTile);
   }
   template <int T>
   void store_scores(const Block& b, int64_t j, float* scores) {
@@ -183,7 +156,6 @@ private:
     Weights w = b.weights;  // in registers
     w.start();
     keep_queries(b);
-    const int64_t num_turned = is_together() ? b.num_rows : kTile;  // zeros of who begins later count
     const auto tile_at = [&](int64_t j) { return scores_ + j / kTile % kRing * kTile * kTile; };
     score_step<0>(b, b.begin);
     score_step<1>(b, b.begin);
@@ -203,7 +175,7 @@ private:
         std::memset(weights_ + kTile * kTile, 0, kTile * kTile * sizeof(uint16_t));
       }
       if (!is_last) store_scores<1>(b, j + kStep + kTile, tile_at(j + kStep + kTile));
-      for (int64_t i = 0; i < num_turned; i += 4)
+      for (int64_t i = 0; i < kTile; i += 4)
         turn_pairs(weights_, kWide, 2 * i, turned_ + j * kTile + i * kWide);
     }
     const bool good = w.are_good(b.lanes());
@@ -230,31 +202,25 @@ private:
     if (!soften(b)) b.weights.spoil_bad();
   }
 
-  // Weights times values to sums[query][dim], 64 dims at a time. Each head that stands together with others
-  // writes 16 rows of which the first are its own, and later heads the others.
+  // Weights times values to sums[query][dim], 64 dims at a time.
   void sum(const Block& b, float* sums) {
-    for (int64_t k = 0; k < v_.num_kv_heads; ++k) {
-      const int64_t first = k * v_.per_kv_head;
-      if (is_together()) load_values(k, b.begin);
-      int64_t d = 0;
-      for (; d + 2 * kWide <= width_; d += 2 * kWide) sum_dims<4>(b, k, d, sums + first * width_ + d);
-      for (; d < width_; d += kWide) sum_dims<2>(b, k, d, sums + first * width_ + d);
-    }
+    int64_t d = 0;
+    for (; d + 2 * kWide <= width_; d += 2 * kWide) sum_dims<4>(b, d, sums + d);
+    for (; d < width_; d += kWide) sum_dims<2>(b, d, sums + d);
   }
 
-  // N tiles of 16 dims. Values that are not laid out yet are, a step ahead of their products.
+  // N tiles of 16 dims.
   template <int N>
-  void sum_dims(const Block& b, int64_t k, int64_t d, float* sums) {
+  void sum_dims(const Block& b, int64_t d, float* sums) {
     tile_zero<0>();
     tile_zero<1>();
     tile_zero<2>();
     tile_zero<3>();
     for (int64_t j = b.begin; j < b.end; j += kStep) {
-      if (is_together() && d == 0 && j + kStep < b.end) load_values(k, j + kStep);
       if (v_.is_own(j)) {
         add_own<N>(b, j, d);
       } else {
-        add_step<N>(turned_ + j * kTile + k * v_.per_kv_head * kWide, j, d);
+        add_step<N>(turned_ + j * kTile, j, d);
       }
     }
     tile_store<0>(sums, width_ * 4);
@@ -281,7 +247,7 @@ private:
     each_row(b, [&](int64_t first, int64_t last) {
       find_own(b, first, j);
       find_own(b, first, j + kTile);
-      load_values(0, j);
+      load_values(j);
       alignas(64) uint16_t own[kTileSize] = {};
       for (int64_t i = first * kWide; i < last * kWide; i += kWide)
         _mm512_store_si512(own + i, _mm512_load_si512(turned_ + j * kTile + i));

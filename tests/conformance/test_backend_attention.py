@@ -244,12 +244,13 @@ def test_what_is_not_finite_reaches_later_rows_alone(backend: Backend, kv: KVFor
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "int8"])
-@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 40), ((16, 2), 32)])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 40), ((16, 2), 32), ((7, 1), 96), ((10, 2), 64)])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the reference's, in numpy
 def test_bits_do_not_depend_on_heads_beside(backend: Backend, heads: tuple[int, int], head_dim: int, kv: KVFormat) -> None:
     """Of many decoding rows a thread may take several KV heads at once: they give what a prefill does, where one
-    head's key outweighs all others or is not finite, too."""
+    head's key outweighs all others or is not finite, too, or values are so small that sums of them are no normal numbers."""
     sequences = [Sequence(20 + i, length, heads, head_dim) for i, length in enumerate([1, 15, 16, 33, 70, 300])]
+    sequences[2].values *= np.float32(2e-38)
     sequences[3].keys[20, 0] = np.nan
     sequences[4].keys[50, -1] *= 1e4
     for page_size in (16, 3):
