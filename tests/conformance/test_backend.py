@@ -196,6 +196,24 @@ class TestLinear:
         together, alone = out[4], backend.linear(x[4:5], packed)[0]
         assert same_bits(together, alone)
 
+    @pytest.mark.parametrize("isa", _native.isas())
+    def test_nan_is_the_same_alone_and_together(self, rng: np.random.Generator, isa: str) -> None:
+        """Of NaN of both signs, infinities that meet, and a bias that is NaN, a machine keeps one or makes another."""
+        backend, odd = make_backend("cpu", threads=2, isa=isa), np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
+        for kind in FORMATS:
+            packed, bias = backend.pack([make_weight(rng, kind, 37, 96)]), normal(rng, 37)
+            bias[20] = -np.nan
+            for num in rng.integers(1, 41, 12):
+                x = normal(rng, num, 96)
+                x[rng.integers(num, size=(2 * num, 1)), rng.integers(96, size=(2 * num, 2))] = rng.choice(odd, (2 * num, 2))
+                for b in (None, bias):
+                    together = backend.linear(x, packed, b)
+                    assert np.isnan(together).any()
+                    assert np.unique(together[np.isnan(together)].view(np.int32)).size == 1
+                    start = rng.integers(num)
+                    stop = rng.integers(start + 1, num + 1)
+                    assert same_bits(backend.linear(x[start:stop], packed, b), together[start:stop]), (kind, num, start, stop)
+
     def test_bad_arguments(self, backend: Backend, rng: np.random.Generator) -> None:
         with pytest.raises(ValueError, match="one K"):
             backend.pack([make_weight(rng, "f32", 4, 32), make_weight(rng, "f32", 4, 64)])
