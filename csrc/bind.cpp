@@ -180,12 +180,11 @@ void add(Kernels& self, const nb::ndarray<float, nb::c_contig, nb::device::cpu>&
   without_gil(self, [&] { self.add(x.data(), y.data(), static_cast<int64_t>(x.size())); });
 }
 
-// silu_mul and gelu_mul.
-template <void (Kernels::*op)(const float*, int64_t, int64_t, float*)>
+template <class SomeGate>
 void gate_mul(Kernels& self, const Array<const float, 2>& gate_up, const Array<float, 2>& out) {
   require(gate_up.shape(0) == out.shape(0) && gate_up.shape(1) == 2 * out.shape(1),
           "gate_up is float32[T, 2 F]");
-  without_gil(self, [&] { (self.*op)(gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
+  without_gil(self, [&] { self.gate_mul(SomeGate(), gate_up.data(), dim(out, 0), dim(out, 1), out.data()); });
 }
 
 void soft_cap(Kernels& self, const Array<float, 2>& x, float limit) {
@@ -345,8 +344,8 @@ NB_MODULE(_native, m) {
       .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg(),
            nb::arg().noconvert())
       .def("add", &add, nb::arg("x").noconvert(), nb::arg().noconvert())
-      .def("silu_mul", &gate_mul<&Kernels::silu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
-      .def("gelu_mul", &gate_mul<&Kernels::gelu_mul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("silu_mul", &gate_mul<SiluMul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
+      .def("gelu_mul", &gate_mul<GeluMul>, nb::arg("gate_up").noconvert(), nb::arg().noconvert())
       .def("soft_cap", &soft_cap, nb::arg("x").noconvert(), nb::arg())
       .def("choose_experts", &choose_experts, nb::arg("scores").noconvert(), nb::arg(), nb::arg())
       .def("rope", &rope, nb::arg("x").noconvert(), nb::arg().noconvert(), nb::arg().noconvert())

@@ -259,17 +259,9 @@ void Kernels::add(float* x, const float* y, int64_t n) {
   over_rows(n, 1, [&](int64_t begin, int64_t end, int) { ops_.add(x, y, begin, end); });
 }
 
-void Kernels::silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
+void Kernels::gate_mul(const Gate& gate, const float* gate_up, int64_t rows, int64_t width, float* y) {
   over_rows(rows, width, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t)
-      ops_.silu_mul(gate_up + t * 2 * width, gate_up + (t * 2 + 1) * width, width, y + t * width);
-  });
-}
-
-void Kernels::gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y) {
-  over_rows(rows, width, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t)
-      ops_.gelu_mul(gate_up + t * 2 * width, gate_up + (t * 2 + 1) * width, width, y + t * width);
+    for (int64_t t = begin; t < end; ++t) gate.apply(ops_, gate_up + t * 2 * width, width, y + t * width);
   });
 }
 
@@ -313,8 +305,8 @@ void Kernels::mix_experts(const Rows& x, const Prologue& prologue, const Rows& r
     const auto num = static_cast<int64_t>(who.size());
     const auto& [gate_up, down] = experts[e];
     const Output to_inner{nullptr, inner, inner_width, false}, to_made{nullptr, made, n, false};
-    if (gate.gate() != nullptr && Gated{*gate.gate(), down}.fits(gate_up)) {
-      product_for({*gate.gate(), down}, {chosen, num, k}, Prologue(), gate_up, to_inner);
+    if (const auto next = Gated::of(gate, down, gate_up)) {
+      product_for(*next, {chosen, num, k}, Prologue(), gate_up, to_inner);
       product_of_made(num, down, to_made);
     } else {
       product({chosen, num, k}, Prologue(), gate_up, to_inner);

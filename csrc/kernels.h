@@ -2,6 +2,7 @@
 // here.
 #pragma once
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "memory.h"
@@ -135,9 +136,13 @@ struct Gated {
   const Gate& gate;
   const PackedWeight& weight;
 
-  // Whether its rows can be made a group of inputs at a time, by whoever has computed what they are made of.
-  bool fits(const PackedWeight& result) const {
-    return result.n == 2 * weight.k && result.num_panels * kPanel == result.n && weight.k % kGroup == 0;
+  // The product of `weight`, where its rows can be made a group of inputs at a time by whoever has computed
+  // what they are made of: outputs of `result`.
+  static std::optional<Gated> of(const Prologue& prologue, const PackedWeight& weight,
+                                 const PackedWeight& result) {
+    const bool fits = prologue.gate() != nullptr && result.n == 2 * weight.k &&
+                      result.num_panels * kPanel == result.n && weight.k % kGroup == 0;
+    return fits ? std::optional<Gated>({*prologue.gate(), weight}) : std::nullopt;
   }
 };
 
@@ -190,8 +195,8 @@ public:
                      const Wanted& wanted, const Output& to);
   void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* y);
   void add(float* x, const float* y, int64_t n);
-  void silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
-  void gelu_mul(const float* gate_up, int64_t rows, int64_t width, float* y);
+  // Of rows of two halves, `width` numbers each.
+  void gate_mul(const Gate& gate, const float* gate_up, int64_t rows, int64_t width, float* y);
   void soft_cap(float* x, float limit, int64_t n);
   void choose_experts(float* scores, int64_t rows, int64_t n, int64_t k, bool is_normalized);
   // y = the sum of weight * (gate(row times gate_up) times down), row = what the prologue makes of x, over

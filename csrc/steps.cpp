@@ -90,10 +90,9 @@ void ProductStep::check_widths(const std::vector<int64_t>& widths) const {
 }
 
 bool ProductStep::join(ProductStep& next) {
-  const Gate* gate = next.product_.prologue.gate();
-  if (next.reads[0] != writes || gate == nullptr || !Gated{*gate, next.product_.weight}.fits(product_.weight))
-    return false;
-  next_ = &next;
+  const auto gated = Gated::of(next.product_.prologue, next.product_.weight, product_.weight);
+  if (next.reads[0] != writes || !gated) return false;
+  next_.emplace(*gated);
   return next.is_joined_ = true;
 }
 
@@ -103,9 +102,8 @@ void ProductStep::multiply(Frame& frame, bool adds) const {
   const Output to{bias.empty() ? nullptr : bias.data(), frame.out(writes), weight.n, adds};
   const bool may_join = frame.feed.adapters.empty() && frame.feed.outputs.bits == nullptr;
   if (is_joined_ && may_join) return frame.kernels.product_of_made(rows.num, weight, to);
-  if (next_ == nullptr || !may_join) return frame.kernels.product(rows, prologue, weight, to);
-  const Product& next = next_->product_;
-  frame.kernels.product_for({*next.prologue.gate(), next.weight}, rows, prologue, weight, to);
+  if (!next_ || !may_join) return frame.kernels.product(rows, prologue, weight, to);
+  frame.kernels.product_for(*next_, rows, prologue, weight, to);
 }
 
 void Project::run(Frame& frame) const {

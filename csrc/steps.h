@@ -52,8 +52,8 @@ protected:
   const Product product_;
 
 private:
-  const ProductStep* next_ = nullptr;
-  bool is_joined_ = false;  // to the one before
+  std::optional<Gated> next_;  // whose rows this one makes
+  bool is_joined_ = false;     // to the one before
 };
 
 // out = the product.

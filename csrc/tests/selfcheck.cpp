@@ -221,7 +221,7 @@ void check_rows(Kernels& kernels, int64_t width) {
   expect_near(got, want, 1e-5f, name + " rms_norm");
 
   const std::vector<float> gate_up = random.reals(rows * width * 2);
-  kernels.silu_mul(gate_up.data(), rows, width, got.data());
+  kernels.gate_mul(SiluMul(), gate_up.data(), rows, width, got.data());
   for (int64_t i = 0; i < rows * width; ++i) {
     const float gate = gate_up[static_cast<size_t>(i / width * 2 * width + i % width)];
     want[static_cast<size_t>(i)] =
@@ -229,7 +229,7 @@ void check_rows(Kernels& kernels, int64_t width) {
   }
   expect_near(got, want, 1e-5f, name + " silu_mul");
 
-  kernels.gelu_mul(gate_up.data(), rows, width, got.data());
+  kernels.gate_mul(GeluMul(), gate_up.data(), rows, width, got.data());
   for (int64_t i = 0; i < rows * width; ++i) {
     const double gate = gate_up[static_cast<size_t>(i / width * 2 * width + i % width)];
     const double gelu =
@@ -282,7 +282,7 @@ void check_prologue(Kernels& kernels, Format format, int64_t rows) {
   };
   kernels.rms_norm(x.data(), weight.data(), 1e-5f, rows, k, made.data());
   compare(RmsNorm(weight, 1e-5f), k);
-  kernels.silu_mul(x.data(), rows, k, made.data());
+  kernels.gate_mul(SiluMul(), x.data(), rows, k, made.data());
   compare(SiluMul(), 2 * k);
 }
 
