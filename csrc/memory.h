@@ -36,7 +36,7 @@ public:
   using Piece = std::shared_ptr<uint8_t[]>;
 
   Piece cut(size_t num_bytes) {
-    const size_t size = (num_bytes + 63) / 64 * 64;
+    const size_t size = num_bytes == 0 ? 64 : (num_bytes + 63) / 64 * 64;  // no two pieces are at one place
     if (size > kBlock / 4) return allocate(size);
     if (size > left_) {
       block_ = allocate(kBlock);

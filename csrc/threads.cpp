@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace ramet {
 namespace {
@@ -87,14 +88,20 @@ void Pool::run_job(int64_t n, int64_t grain, const void* work, Call call) {
     run.state.store(static_cast<uint64_t>(run.end - first_of(t)), std::memory_order_release);
   }
   Ranges ranges(*this, 0);
-  try {
-    if (ranges.next()) call(work, ranges);
-  } catch (...) {  // out of memory: nobody takes more of this job
-    for (Run& run : runs_) run.state.fetch_and(kInside);
-    wait_for_workers();
-    throw;
-  }
+  if (ranges.next()) do_work(work, call, ranges);
   wait_for_workers();
+  if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+}
+
+// Where it throws nobody takes more of this job.
+void Pool::do_work(const void* work, Call call, Ranges& ranges) noexcept {
+  try {
+    call(work, ranges);
+  } catch (...) {
+    for (Run& run : runs_) run.state.fetch_and(kInside);
+    const std::lock_guard<std::mutex> lock(bed_->mutex);
+    if (!thrown_) thrown_ = std::current_exception();
+  }
 }
 
 void Pool::wait_for_workers() {
@@ -152,7 +159,7 @@ void Pool::attend(int thread) {
   Ranges ranges(*this, thread);
   for (int looks = 0; engaged_.load(std::memory_order_acquire); ++looks) {
     if (take(own, kInside, ranges)) {
-      own.call(own.work, ranges);
+      do_work(own.work, own.call, ranges);
       own.state.fetch_and(~kInside, std::memory_order_release);
       looks = 0;
     } else {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -61,7 +62,8 @@ public:
   };
 
   // Calls work(Ranges&) once in each thread that joins; all their ranges together are 0..n, each item once,
-  // in multiples of `grain` but for the last. No more than `grain` items are done by the caller alone.
+  // in multiples of `grain` but for the last. No more than `grain` items are done by the caller alone. What a
+  // thread's work throws comes out here when all are done with theirs; items that nobody had taken are left.
   template <class Work>
   void share(int64_t n, int64_t grain, const Work& work) {
     if (n <= 0) return;
@@ -97,6 +99,7 @@ private:
   static constexpr uint64_t kInside = uint64_t{1} << 63;
 
   void run_job(int64_t n, int64_t grain, const void* work, Call call);
+  void do_work(const void* work, Call call, Ranges& ranges) noexcept;
   void wait_for_workers();
   static bool take(Run& run, uint64_t mark, Ranges& into);
   void engage();
@@ -111,8 +114,9 @@ private:
   alignas(64) std::atomic<bool> engaged_{false};
   std::atomic<bool> stop_{false};
   std::atomic<int> num_asleep_{0};
-  std::vector<Run> runs_;  // one a thread, the caller's first
-  struct Bed {             // where workers sleep
+  std::vector<Run> runs_;      // one a thread, the caller's first
+  std::exception_ptr thrown_;  // of a job, by the first that threw; its mutex is the bed's
+  struct Bed {                 // where workers sleep
     std::mutex mutex;
     std::condition_variable wake;
   };

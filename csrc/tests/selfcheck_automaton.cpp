@@ -10,16 +10,11 @@
 #include <vector>
 
 #include "automaton_tokens.h"
+#include "tests/expect.h"
 
 namespace {
 
 using namespace ramet;
-
-int failures = 0;
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) ++failures, std::printf("FAILED: %s\n", what.c_str());
-}
 
 // A random program beside what it takes: all ends in `text` of a match from `at`.
 struct Language {
