@@ -122,6 +122,13 @@ def test_files_and_functions_can_be_read():
     assert size_faults(source_modules()) == []
 
 
+def test_test_files_can_be_read():
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    assert tests
+    long = {path.name: lines for path in tests if (lines := path.read_text("utf-8").count("\n")) > MAX_FILE_LINES}
+    assert long == {}
+
+
 def test_native_files_can_be_read():
     native = [path for path in sorted((ROOT / "csrc").rglob("*")) if path.suffix in (".cpp", ".h")]
     assert native
