@@ -268,7 +268,10 @@ class LLM:
             return msgspec.structs.asdict(self._engine.stats().kv)
 
     def flush_cache(self) -> int:
-        """Forget all cached KV; returns the pages freed. Raises ``InvalidRequest`` while requests run."""
+        """Forget all cached KV, and what jump-forward has learnt of earlier answers; returns the pages freed.
+
+        Raises ``InvalidRequest`` while requests run.
+        """
         with self._turn():
             return self._engine.flush_cache()
 

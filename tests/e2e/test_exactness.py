@@ -27,6 +27,7 @@ from ramet.core.ids import UInt32
 from ramet.core.output import StepOutput
 from ramet.core.request import Namespace, Sequence
 from ramet.runner.local import LocalRunner
+from ramet.schedule.drafts import Drafters
 
 _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "cache": ("none", "radix", "hash"),
@@ -352,7 +353,7 @@ def _drafted(bench: Bench, expected: list[list[int]]) -> list[tuple[Any, ...]]:
             return made[-1]
         return None
 
-    bench.engine._scheduler._drafters = drafter
+    bench.engine._scheduler.drafters = Drafters(drafter)
     outputs = _at_once(bench)
     assert sum(one.num_right for one in made) > sum(map(len, expected)) // 3
     assert sum(one.num_wrong for one in made) > 0

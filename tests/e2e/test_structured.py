@@ -101,6 +101,23 @@ def test_the_same_bits_alone_and_in_company_cold_and_warm(tiny: LLM) -> None:
             assert (alone.outputs[0].token_ids, alone.outputs[0].logprobs) == (out.outputs[0].token_ids, out.outputs[0].logprobs)
 
 
+def test_a_flush_forgets_how_answers_were_written(tiny: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs={"json": SCHEMAS[0]})
+
+    def steps() -> int:
+        before = tiny._engine.stats().scheduler.num_steps
+        texts.append(tiny.generate("Write: ", params)[0].outputs[0].text)
+        return tiny._engine.stats().scheduler.num_steps - before
+
+    texts: list[str] = []
+    tiny.flush_cache()
+    first = steps()
+    assert min(steps() for _ in range(4)) < first
+    tiny.flush_cache()
+    assert steps() == first
+    assert len(set(texts)) == 1
+
+
 def test_a_grammar_that_cannot_be_used_is_an_error_of_its_own(tiny: LLM) -> None:
     with pytest.raises(GrammarError, match="regex"):
         tiny.generate("x", SamplingParams(structured_outputs={"regex": "a("}))

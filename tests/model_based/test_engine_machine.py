@@ -10,7 +10,7 @@ from support.engines import CACHES, EOS_IDS, VOCAB_SIZE, Bench, ColdAnswers
 from support.oracle import oracles
 
 from ramet.errors import ContextTooLong
-from ramet.schedule.drafts import no_drafts
+from ramet.schedule.drafts import NO_DRAFTS
 
 POOL_TOKENS = 64
 STEPS = 55
@@ -63,7 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
             chunked_prefill_size=chunk,
             max_running_seqs=max_running,
             max_batch_tokens=20,
-            drafters=oracles(ColdAnswers(), VOCAB_SIZE) if guesses else no_drafts,
+            drafters=oracles(ColdAnswers(), VOCAB_SIZE) if guesses else NO_DRAFTS,
         )
 
     @rule(prompt=prompts, sampling=samplings, priority=st.sampled_from([0, 0, 0, 1]))

@@ -24,7 +24,7 @@ from ramet.kv.prefix import PrefixCache
 from ramet.kv.radix import RadixCache
 from ramet.runner.fake import FakeRunner, VirtualClock, no_faults
 from ramet.schedule.build import Chunk, build_batch
-from ramet.schedule.drafts import Drafters, no_drafts
+from ramet.schedule.drafts import NO_DRAFTS, Drafters
 from ramet.schedule.policy import make_policy
 from ramet.schedule.sampling_rows import SamplingRows
 from ramet.schedule.scheduler import Scheduler
@@ -83,7 +83,7 @@ class Bench:
         seed: int = 0,
         policy: PolicyName = "fcfs",
         grammars: Grammars = NO_GRAMMARS,
-        drafters: Drafters = no_drafts,
+        drafters: Drafters = NO_DRAFTS,
         **config: Any,
     ) -> None:
         self.config = SchedulerConfig(schedule_policy=policy, **config)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ramet.core.ports import Draft
 from ramet.core.request import Sequence
+from ramet.schedule.drafts import Drafters
 
 MOST = 5
 
@@ -35,6 +36,6 @@ class Oracle:
         self.num_wrong += num_proposed - num_held
 
 
-def oracles(answers: Callable[[Sequence], list[int]], vocab_size: int) -> Callable[[Sequence], Oracle]:
-    """``Drafters`` that look each sequence's output up."""
-    return lambda seq: Oracle(seq, answers(seq), vocab_size)
+def oracles(answers: Callable[[Sequence], list[int]], vocab_size: int) -> Drafters:
+    """They look each sequence's output up."""
+    return Drafters(lambda seq: Oracle(seq, answers(seq), vocab_size))

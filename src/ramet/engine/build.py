@@ -155,15 +155,19 @@ def _drafters(config: SchedulerConfig, tokenizer: Tokenizer | None, kv: KVManage
     kinds: list[Drafters] = []
     if tokenizer is not None and config.jump_forward == "on":
         speller = Speller(partial(_encode_bytes, tokenizer), tokenizer.token_bytes)
-        kinds.append(lambda seq: None if seq.matcher is None else JumpForward(seq, seq.matcher, speller))
+        kinds.append(Drafters(lambda seq: JumpForward(seq, seq.matcher, speller) if seq.matcher else None, speller.forget))
     if config.speculative == "ngram":
-        kinds.append(lambda seq: PromptLookup(seq, config.num_speculative_tokens, kv.continuation))
+        kinds.append(Drafters(lambda seq: PromptLookup(seq, config.num_speculative_tokens, kv.continuation)))
 
-    def drafter(seq: Sequence) -> Drafter | None:
-        made = [one for kind in kinds if (one := kind(seq)) is not None]
+    def make(seq: Sequence) -> Drafter | None:
+        made = [one for kind in kinds if (one := kind.make(seq)) is not None]
         return BestGuess(*made) if len(made) == 2 else made[0] if made else None
 
-    return drafter
+    def forget() -> None:
+        for kind in kinds:
+            kind.forget()
+
+    return Drafters(make, forget)
 
 
 def _encode_bytes(tokenizer: Tokenizer, text: bytes) -> list[int]:

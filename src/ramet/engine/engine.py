@@ -241,12 +241,13 @@ class Engine:
     # ---- the cache, and numbers
 
     def flush_cache(self, *, force: bool = False) -> int:
-        """Forget all cached KV; returns how many pages that freed.
+        """Forget all cached KV, and what drafters have learnt of earlier requests; returns how many pages that freed.
 
-        Refused with ``InvalidRequest`` while requests are open, unless forced: then what they hold stays.
+        Refused with ``InvalidRequest`` while requests are open, unless forced: then what they hold stays. Compiled grammars stay.
         """
         if self._open and not force:
             raise InvalidRequest(f"{len(self._open)} requests are open; wait for them, or force the flush")
+        self._scheduler.drafters.forget()
         return self._kv.flush()
 
     def stats(self) -> EngineStats:

@@ -97,7 +97,7 @@ class AbortSequence(msgspec.Struct, tag=True, frozen=True):
 
 
 class Flush(msgspec.Struct, tag=True, frozen=True):
-    """Forget all cached KV; answered by ``Flushed`` of the same number."""
+    """Forget all cached KV and all habits; answered by ``Flushed`` of the same number."""
 
     number: int
     force: bool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from ramet.core.ports import Draft, Drafter
 from ramet.core.request import Sequence
@@ -14,10 +15,7 @@ from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk
 from ramet.schedule.outcome import own_fault
 
-__all__ = ["Drafters", "no_drafts", "plan_drafts"]
-
-Drafters: TypeAlias = Callable[[Sequence], Drafter | None]
-"""Makes a new sequence's drafter; None where nothing is guessed for it."""
+__all__ = ["NO_DRAFTS", "Drafters", "plan_drafts"]
 
 _T = TypeVar("_T")
 _LEAST = 0.2  # what is less likely is not asked for
@@ -25,9 +23,17 @@ _FIXED_ROWS = 10  # what a step costs whatever is in it, in rows
 _BLOCK_ROWS = 16  # kernels take so many at a time: of a row half the cost is its block's
 
 
-def no_drafts(seq: Sequence) -> Drafter | None:
-    """Every token is computed behind those before it."""
-    return None
+@dataclass(frozen=True, slots=True)
+class Drafters:
+    """``make`` gives a new sequence's drafter; None where nothing is guessed for it. ``forget`` drops all that drafters learn of
+    each other's sequences, so that those made from then on guess what they would in a new engine."""
+
+    make: Callable[[Sequence], Drafter | None]
+    forget: Callable[[], None] = lambda: None
+
+
+NO_DRAFTS = Drafters(lambda seq: None)
+"""Every token is computed behind those before it."""
 
 
 def plan_drafts(chunks: list[Chunk], budget: int, kv: KVManager) -> tuple[list[Chunk], list[tuple[Sequence, str]]]:

@@ -22,7 +22,7 @@ from ramet.core.request import Sequence, SequenceState
 from ramet.errors import EngineDead
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
-from ramet.schedule.drafts import Drafters, no_drafts, plan_drafts
+from ramet.schedule.drafts import NO_DRAFTS, Drafters, plan_drafts
 from ramet.schedule.masks import fill_masks
 from ramet.schedule.news import News
 from ramet.schedule.outcome import Outcome, own_fault, take_tokens
@@ -65,9 +65,9 @@ class Scheduler:
     then only marks; ``update`` frees.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: Policy, drafters: Drafters = no_drafts) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: Policy, drafters: Drafters = NO_DRAFTS) -> None:
         self._config = config
-        self._drafters = drafters
+        self.drafters = drafters
         self._kv = kv
         self._policy = policy
         self._sequences: dict[SeqId, Sequence] = {}
@@ -379,7 +379,7 @@ class Scheduler:
 
     def _know(self, seq: Sequence) -> None:
         self._sequences[seq.seq_id] = seq
-        seq.drafter = self._drafters(seq)
+        seq.drafter = self.drafters.make(seq)
 
     def _wait(self, seq: Sequence) -> None:
         """Queue for admission, by rank: one that was preempted stands before all that arrived after it."""

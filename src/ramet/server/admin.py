@@ -215,7 +215,7 @@ def _shown_config(config: ServerConfig) -> dict[str, str | int | float | bool | 
 
 
 async def flush_cache(request: Request) -> Response:
-    """POST /flush_cache: forget all cached KV. 409 while requests run, unless forced: then what they hold stays."""
+    """POST /flush_cache: forget cached KV and habits. 409 while requests run, unless forced: then what they hold stays."""
     force = _flag(request.query_params.get("force"), "force")
     if body := body_of(request.scope):
         flush, _ = decode_body(body, FlushRequest)

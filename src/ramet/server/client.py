@@ -337,7 +337,7 @@ class EngineClient:
             self._link.send(command)
 
     async def flush_cache(self, *, force: bool) -> int:
-        """Forget all cached KV; how many pages that freed. Raises ``InvalidRequest`` while requests run, unless forced."""
+        """Forget cached KV and habits; how many pages that freed. Raises ``InvalidRequest`` while requests run, unless forced."""
         self._admitting()
         number = self._num_flushes = self._num_flushes + 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()

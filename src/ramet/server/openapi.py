@@ -102,7 +102,9 @@ _ENDPOINTS = {
     admin.metrics: _Told("Prometheus's text format.", str),
     admin.version: _Told("The server's version.", Version),
     admin.server_info: _Told("State, sizes and numbers.", ServerInfo),
-    admin.flush_cache: _Told("Forget all cached KV.", Flushed, FlushRequest, needs_body=False, flags=("force",)),
+    admin.flush_cache: _Told(
+        "Forget all cached KV, and how earlier answers were written.", Flushed, FlushRequest, needs_body=False, flags=("force",)
+    ),
     admin.abort_request: _Told("End requests early.", Aborted, AbortRequest, {"rid": "mine"}),
     admin.load_lora_adapter: _Told("Load an adapter of the model.", AdapterLoaded, LoadAdapterRequest, _ADAPTER),
     admin.unload_lora_adapter: _Told("Take an adapter out.", AdapterUnloaded, UnloadAdapterRequest, {"lora_name": "mine"}),

@@ -6,6 +6,7 @@ into tokens in many ways and which of them is written is the model's choice: so 
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from ramet.structured.habits import NO_GUESS, Habits
 
 __all__ = ["JumpForward", "Place", "Speller"]
 
-_MAX_PLACES = 20_000
+_MAX_NAMESPACES = 64
+_MAX_PLACES = 4_000  # of one namespace and one kind: 3 MB in all three kinds
 _MAX_DRAFTS = 48
 _NEAR, _FAR = 2, 6  # tokens before a place: what comes behind two is soon known, behind six it is surer
 _MOST_SPELT = 64  # bytes of forced text that are looked at for its first token
@@ -31,12 +33,24 @@ class Place(NamedTuple):
     forced: bytes
 
 
+class _Hand:
+    """How one namespace writes: what came last behind so many tokens, and how forced text was cut."""
+
+    def __init__(self) -> None:
+        self.near: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self.far: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self.cuts: Habits[bytes] = Habits(_MAX_PLACES)
+
+
+_UNKNOWN = _Hand()  # nothing is ever learnt of it
+
+
 class Speller:
     """How texts under grammars are written, learnt from all requests of a namespace together: what came last behind the tokens
     before, and how forced text was cut into tokens.
 
-    Whether a guess held can be seen by the time an answer takes, so nothing is guessed of what another namespace wrote. All of
-    them share the room, and how far guesses of a kind are trusted.
+    Whether a guess held can be seen by the time an answer takes, so namespaces share nothing here: not what was written, not how
+    far that is trusted, not the room for it. Of more than ``_MAX_NAMESPACES`` one is forgotten.
     A grammar often makes a model write what it would not have written, and then it cuts it in ways of its own; documents of one
     schema are cut alike. Where nothing is known of a forced text it is cut as the tokenizer does: ``encode`` gives the tokens of
     bytes that may begin or end inside a character; ``token_bytes`` the bytes of a token.
@@ -45,18 +59,17 @@ class Speller:
     def __init__(self, encode: Callable[[bytes], list[int]], token_bytes: Callable[[int], bytes]) -> None:
         self._encode = encode
         self.token_bytes = token_bytes
-        self._near: Habits[tuple[Namespace, tuple[int, ...]]] = Habits(_MAX_PLACES)
-        self._far: Habits[tuple[Namespace, tuple[int, ...]]] = Habits(_MAX_PLACES)
-        self._cuts: Habits[tuple[Namespace, bytes]] = Habits(_MAX_PLACES)
+        self._hands: OrderedDict[Namespace, _Hand] = OrderedDict()  # the one that wrote last comes last
 
     def guess(self, place: Place, is_behind_miss: bool) -> tuple[int, float]:
         """The token that is likeliest to come there, and how likely that is."""
-        best = self._far.guess((place.whose, place.far), is_behind_miss)
-        near = self._near.guess((place.whose, place.near), is_behind_miss)
+        hand = self._hands.get(place.whose, _UNKNOWN)
+        best = hand.far.guess(place.far, is_behind_miss)
+        near = hand.near.guess(place.near, is_behind_miss)
         if near[1] > best[1]:
             best = near
         if place.forced:
-            cut = self._cuts.guess((place.whose, place.forced), is_behind_miss)
+            cut = hand.cuts.guess(place.forced, is_behind_miss)
             if cut[1] > best[1] or (best is not NO_GUESS and not self._fits(best[0], place.forced)):
                 best = cut
             if best is NO_GUESS and (usual := self._encode(place.forced)):
@@ -65,10 +78,25 @@ class Speller:
 
     def learn(self, place: Place, is_behind_miss: bool, token_id: int) -> None:
         """It came there."""
-        self._near.learn((place.whose, place.near), is_behind_miss, token_id)
-        self._far.learn((place.whose, place.far), is_behind_miss, token_id)
+        hand = self._hands.get(place.whose)
+        if hand is None:
+            if len(self._hands) == _MAX_NAMESPACES:
+                self._give_one_up()
+            hand = self._hands[place.whose] = _Hand()
+        self._hands.move_to_end(place.whose)
+        hand.near.learn(place.near, is_behind_miss, token_id)
+        hand.far.learn(place.far, is_behind_miss, token_id)
         if place.forced:
-            self._cuts.learn((place.whose, place.forced), is_behind_miss, token_id)
+            hand.cuts.learn(place.forced, is_behind_miss, token_id)
+
+    def forget(self) -> None:
+        """All that was learnt, of every namespace."""
+        self._hands.clear()
+
+    def _give_one_up(self) -> None:
+        """The namespace that wrote longest ago, of the tenant that has most: who makes up salts pushes out its own."""
+        [(tenant, _)] = Counter(whose.tenant for whose in self._hands).most_common(1)
+        del self._hands[next(whose for whose in self._hands if whose.tenant == tenant)]
 
     def _fits(self, token_id: int, text: bytes) -> bool:
         piece = self.token_bytes(token_id)

@@ -10,6 +10,7 @@ from support.oracle import Oracle, oracles
 
 from ramet.core.ports import Draft
 from ramet.core.request import Sequence
+from ramet.schedule.drafts import NO_DRAFTS, Drafters
 
 PROBES: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 20, "logprobs": 2, "ignore_eos": True},
@@ -86,7 +87,7 @@ def test_guesses_that_fail_leave_no_pages_behind() -> None:
     for num_pages in range(32, 62, 10):
         counts = []
         answers = ColdAnswers()
-        for drafters in (lambda seq: None, lambda seq: Wrong(seq, answers(seq), VOCAB_SIZE)):  # noqa: B023
+        for drafters in (NO_DRAFTS, Drafters(lambda seq: Wrong(seq, answers(seq), VOCAB_SIZE))):  # noqa: B023
             bench = Bench(drafters=drafters, page_size=1, num_pages=num_pages, cache="null")
             for i in range(3):
                 bench.submit([5, 6, 7, i + 20], temperature=0, max_tokens=18 - i, ignore_eos=True)
@@ -129,7 +130,7 @@ class _Broken(Oracle):
 
 @pytest.mark.parametrize("method", ["propose", "learn"])
 def test_a_fault_of_a_drafter_is_its_own_sequences(method: str) -> None:
-    bench = Bench(drafters=lambda seq: _Broken(seq, method) if seq.request.request_id == "bad" else None)
+    bench = Bench(drafters=Drafters(lambda seq: _Broken(seq, method) if seq.request.request_id == "bad" else None))
     bad = bench.submit([5, 6, 7], request_id="bad", max_tokens=9)
     good = bench.submit([5, 6, 8], max_tokens=9, ignore_eos=True)
     bench.run()
@@ -142,7 +143,7 @@ def test_a_fault_of_a_drafter_is_its_own_sequences(method: str) -> None:
 def test_a_row_that_fails_behind_guesses_ends_the_sequence_there() -> None:
     """The tokens before it are told; without guesses the same ones would be."""
     told = []
-    for drafters in (oracles(ColdAnswers(), VOCAB_SIZE), lambda seq: None):
+    for drafters in (oracles(ColdAnswers(), VOCAB_SIZE), NO_DRAFTS):
         bench = Bench(drafters=drafters, faults=lambda batch: dict.fromkeys(_rows_at(batch, 15), "boom"))
         request_id = bench.submit([5, 6, 7], temperature=0, max_tokens=30, ignore_eos=True)
         bench.run()

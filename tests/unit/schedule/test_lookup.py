@@ -10,6 +10,7 @@ from support.engines import CACHES, Bench
 from ramet.core.ids import IntBuffer
 from ramet.core.ports import Draft
 from ramet.core.request import Sequence
+from ramet.schedule.drafts import Drafters
 from ramet.schedule.lookup import BestGuess, PromptLookup
 
 
@@ -110,7 +111,7 @@ def test_one_is_asked_where_the_other_has_none() -> None:
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_repeated_request_is_answered_from_the_cache_in_fewer_steps(cache: str) -> None:
     bench = Bench(cache=cache, num_pages=200)
-    bench.scheduler._drafters = lambda seq: PromptLookup(seq, 8, bench.kv.continuation)
+    bench.scheduler.drafters = Drafters(lambda seq: PromptLookup(seq, 8, bench.kv.continuation))
     steps = []
     for _ in range(2):
         before = bench.engine.stats().scheduler.num_steps

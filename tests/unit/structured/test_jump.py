@@ -15,6 +15,8 @@ from test_engine import CELLS, GRAMMARS, JSON, PIECES, bench, steps, text
 from ramet.core.ids import IntBuffer
 from ramet.core.ports import Draft
 from ramet.core.request import Namespace, Sequence
+from ramet.errors import InvalidRequest
+from ramet.schedule.drafts import Drafters
 from ramet.structured.habits import NO_GUESS, Habits
 from ramet.structured.jump import JumpForward, Place, Speller
 
@@ -31,7 +33,8 @@ def greedy(chars: bytes) -> list[int]:
 
 def jumping(**changes: Any) -> Bench:
     speller = Speller(greedy, PIECES.__getitem__)
-    return bench(drafters=lambda seq: JumpForward(seq, seq.matcher, speller) if seq.matcher else None, **changes)
+    drafters = Drafters(lambda seq: JumpForward(seq, seq.matcher, speller) if seq.matcher else None, speller.forget)
+    return bench(drafters=drafters, **changes)
 
 
 PROBES: list[dict[str, Any]] = [
@@ -60,6 +63,31 @@ def test_the_same_bits_with_and_without(cell: dict[str, Any]) -> None:
     assert answers[0] == answers[1]
     stats = one.engine.stats().scheduler
     assert stats.num_accepted_draft_tokens > stats.num_draft_tokens / 2 > 100
+
+
+def test_after_a_flush_guesses_are_those_of_a_new_engine() -> None:
+    """And answers are what they were."""
+
+    def ask(one: Bench) -> tuple[list[object], tuple[int, ...]]:
+        before = one.engine.stats().scheduler
+        ids = [one.submit([5, 6, 7, 8, 9, 10 + i], **probe) for i, probe in enumerate(PROBES)]
+        one.run()
+        now = one.engine.stats().scheduler
+        names = ("num_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+        answers = [one.answers[i, k].result for i in ids for k in range(one.requests[i].sampling.n)]
+        return answers, tuple(getattr(now, name) - getattr(before, name) for name in names)
+
+    one = jumping()
+    answers, first = ask(one)
+    assert ask(one)[1] != first, "what it has learnt shows"
+    one.submit([5, 6], seed=1, max_tokens=9, structured_outputs=JSON)
+    one.step()
+    with pytest.raises(InvalidRequest, match="open"):
+        one.engine.flush_cache()
+    one.run()
+    assert ask(one)[1] != first, "a flush that is refused forgets nothing"
+    one.engine.flush_cache()
+    assert ask(one) == (answers, first)
 
 
 def test_forced_text_takes_few_steps() -> None:
@@ -170,7 +198,7 @@ def test_what_comes_unasked_teaches_nothing() -> None:
     go_on(jump, one, b"a")
     go_on(jump, one, b"b")  # the place behind the guess was looked at
     go_on(jump, one, b"c")  # and this one was not
-    assert list(jump._speller._far._habits) == [(OURS, (1, 2)), (OURS, (1, 2, ord("a")))]
+    assert list(jump._speller._hands[OURS].far._habits) == [(1, 2), (1, 2, ord("a"))]
 
 
 def test_long_text_is_spelt_a_part_at_a_time() -> None:
@@ -207,6 +235,35 @@ def test_nothing_is_guessed_of_what_another_namespace_wrote() -> None:
             again, _ = drafter(constraint, whose=whose)
             again._speller = jump._speller
             assert text_of(again.propose(48, 0.01)) == (b"secret" if whose == OURS else b"")
+
+
+def learnt_by(speller: Speller, whose: Namespace) -> tuple[int, float]:
+    return speller.guess(Place(whose, (1, 2), (1, 2), b""), False)
+
+
+def write(speller: Speller, whose: Namespace, count: int) -> None:
+    for token_id in range(count):
+        speller.learn(Place(whose, (1, 2 + token_id), (1, 2 + token_id), b"x"), False, 7)
+
+
+def test_namespaces_push_out_no_habits_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one writes changes no guess for another, and no trust in one; room is found in the tenant that has most."""
+    monkeypatch.setattr("ramet.structured.jump._MAX_PLACES", 5)
+    monkeypatch.setattr("ramet.structured.jump._MAX_NAMESPACES", 3)
+    speller = Speller(list, lambda token_id: bytes([token_id]))
+    write(speller, OURS, 3)
+    known = learnt_by(speller, OURS)
+    assert known == (7, pytest.approx(0.6))
+    for salt in "abcd":
+        theirs = Namespace(salt=salt, tenant="theirs")
+        for count in (1, 1, 1, 9):
+            write(speller, theirs, count)
+        assert learnt_by(speller, theirs) is NO_GUESS, "its own first place is given up for its later ones"
+        assert learnt_by(speller, OURS) == known
+    assert [whose.salt for whose in speller._hands if whose != OURS] == ["c", "d"], "the ones that wrote last"
+    write(speller, OURS._replace(salt="more"), 3)
+    write(speller, OURS._replace(salt="still more"), 3)
+    assert [whose.salt for whose in speller._hands] == ["d", "more", "still more"]
 
 
 def test_habits_are_of_what_came_last_and_trust_follows_what_comes() -> None:
