@@ -49,6 +49,26 @@ void check_linear(Kernels& kernels, Format format, int64_t n, int64_t k, int64_t
   }
 }
 
+// Rows with NaN of both signs and infinities, and a bias that is NaN: alone and in company they have one NaN.
+void check_nan(Kernels& kernels, Format format) {
+  Random random;
+  const int64_t rows = 23, n = 37, k = 96;
+  const Sample sample = make_sample(random, format, n, k);
+  PackedWeight packed;
+  kernels.pack(sample.part, packed);
+  std::vector<float> x = random.reals(rows * k), bias = random.reals(n), row(static_cast<size_t>(n));
+  std::vector<float> got(static_cast<size_t>(rows * n));
+  const float odd[] = {NAN, -NAN, INFINITY, -INFINITY};
+  for (int i = 0; i < 60; ++i) x[random.bits() % x.size()] = odd[random.bits() >> 30];
+  bias[20] = -NAN;
+  kernels.product({x.data(), rows, k}, Prologue(), packed, {bias.data(), got.data(), n, false});
+  for (int64_t t = 0; t < rows; ++t) {
+    kernels.product({x.data() + t * k, 1, k}, Prologue(), packed, {bias.data(), row.data(), n, false});
+    expect(std::memcmp(row.data(), got.data() + t * n, row.size() * sizeof(float)) == 0,
+           std::string(kernels.ops().name) + " linear: NaN alone has other bits");
+  }
+}
+
 // A prologue in a product gives the bits of the operation before it.
 void check_prologue(Kernels& kernels, Format format, int64_t rows) {
   Random random;
@@ -81,6 +101,7 @@ void check_products(Kernels& kernels) {
     check_linear(kernels, format, 16, 32);
     for (const int64_t rows : {1, 5, 17, 70}) check_linear(kernels, format, 5, 160, rows);
     for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
+    check_nan(kernels, format);
   }
   check_linear(kernels, Format::f32, 5, 7);
 }
