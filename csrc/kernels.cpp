@@ -413,7 +413,7 @@ void Kernels::attention(const Rows& q, int64_t num_heads, const KV& layer, const
                            scoring.window,
                            scoring.cap};
   units_.clear();
-  const bool are_few = static_cast<int>(plan.tasks.size()) < 2 * pool_.num_threads();  // all threads get some
+  const bool are_few = static_cast<int>(plan.tasks.size()) < pool_.num_threads();  // all threads get some
   for (const AttentionTask& task : plan.tasks) {
     const int64_t together = are_few ? 1 : ops_.heads_together(args, task);
     for (int64_t head = 0; head < layer.num_heads; head += together)
