@@ -7,27 +7,28 @@ the same tokens: an agent that asks again, or one of many samples, goes on as th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 
 from ramet.core.ports import Draft, Drafter
 from ramet.core.request import Sequence
 
 __all__ = ["BestGuess", "PromptLookup"]
 
-_NGRAM = 3
+_SHORT, _LONG = 2, 3  # tokens that have to agree; the short ones find what has just begun to be copied
 _INDEXED_AT_ONCE = 4_096  # tokens of a long prompt: 2 ms
 _ASKED_EVERY = 16  # tokens: how often the cache is asked while it knows nothing
 _FROM_CACHE = 256  # tokens that are taken from it at once
 _FIRST_TRUST = 0.6
 _LEARNING = 0.1
-_LEAST_TRUST = 0.2
 _MOST_REST = 31
 
 
 class PromptLookup:
     """``Drafter`` of one sequence. ``continuation`` gives up to so many tokens that the cache has behind the sequence's own.
 
-    ``trust`` is how many of its guesses have held of late, first ones that were not worth their row included. Where none of a
-    step's holds it guesses nothing for a while, twice as long each time.
+    ``trusts`` are how many guesses have held of late behind so many tokens that agreed, first ones that were not worth their row
+    included. Where none of a step's holds it guesses nothing for a while, twice as long each time.
     """
 
     def __init__(self, seq: Sequence, most: int, continuation: Callable[[Sequence, int], list[int]]) -> None:
@@ -38,7 +39,8 @@ class PromptLookup:
         self._num_indexed = 0
         self._ahead: list[int] = []  # what the cache had behind the first ``_asked_at`` tokens
         self._asked_at = len(seq.tokens) - _ASKED_EVERY
-        self.trust = _FIRST_TRUST
+        self.trusts = dict.fromkeys(range(_SHORT, _LONG + 1), _FIRST_TRUST)
+        self._num_agreed = _LONG  # before what was thought to come next
         self._guess: int | None = None  # what was thought to come next
         self._num_failed = 0  # proposals in a row of which nothing held
         self._rest = 0  # steps to come without a guess
@@ -47,26 +49,34 @@ class PromptLookup:
         if self._rest:
             self._rest -= 1
             return []
-        likelihoods = [self.trust]
-        while len(likelihoods) < min(most, self._most) and likelihoods[-1] * self.trust >= least:
-            likelihoods.append(likelihoods[-1] * self.trust)
-        found = self._of_cache(len(likelihoods)) or self._of_own(len(likelihoods))
+        found, self._num_agreed = self._of_cache(min(most, self._most)), _LONG
+        if not found:
+            found, self._num_agreed = self._of_own(min(most, self._most))
+        trusts = [self.trusts[min(self._num_agreed + place, _LONG)] for place in range(len(found))]
+        likely = [likelihood for likelihood in accumulate(trusts, mul) if likelihood >= least]
+        found = found[: max(1, len(likely))]
         if self._seq.matcher is not None and found:
             found = found[: self._seq.matcher.validate(found)]
         self._guess = found[0] if found else None
-        return [Draft(*one) for one in zip(found, likelihoods, strict=False) if one[1] >= least]
+        return [Draft(*one) for one in zip(found, likely, strict=False)]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
+        if not token_ids:  # what was guessed is still to come
+            return
         num_held = min(num_proposed, max(0, len(token_ids) - 1))
         for place in range(min(num_held + 1, num_proposed)):
-            self.trust += ((place < num_held) - self.trust) * _LEARNING
-        if not num_proposed and self._guess is not None and token_ids:
-            self.trust += ((self._guess == token_ids[0]) - self.trust) * _LEARNING
-        self._guess = None  # of this step alone: in the next one another drafter may be asked
-        self.trust = max(self.trust, _LEAST_TRUST)
+            self._trust(place, place < num_held)
+        if not num_proposed and self._guess is not None:
+            self._trust(0, self._guess == token_ids[0])
+        self._guess = None  # of this step alone: in the next one it may rest
         if num_proposed:
             self._num_failed = 0 if num_held else self._num_failed + 1
             self._rest = min(2**self._num_failed - 1, _MOST_REST)
+
+    def _trust(self, place: int, has_held: bool) -> None:
+        """Learn from the guess at that place of the last ones."""
+        num_agreed = min(self._num_agreed + place, _LONG)
+        self.trusts[num_agreed] += (has_held - self.trusts[num_agreed]) * _LEARNING
 
     def _of_cache(self, count: int) -> list[int]:
         num_tokens = len(self._seq.tokens)
@@ -79,32 +89,37 @@ class PromptLookup:
         self._ahead, self._asked_at = self._continuation(self._seq, _FROM_CACHE), num_tokens
         return self._ahead[:count]
 
-    def _of_own(self, count: int) -> list[int]:
-        """What stood behind the last n-gram when it came before."""
+    def _of_own(self, count: int) -> tuple[list[int], int]:
+        """What stood behind the last tokens when they came before, and how many of them agree."""
         view = self._seq.tokens.view()
         stop = min(len(view), self._num_indexed + _INDEXED_AT_ONCE)
-        base = max(0, self._num_indexed - _NGRAM)
+        base = max(0, self._num_indexed - _LONG)
         tokens = view[base:stop].tolist()
-        for place in range(max(self._num_indexed, _NGRAM), stop):
-            self._places[tuple(tokens[place - _NGRAM - base : place - base])] = place
+        for num in range(_SHORT, _LONG + 1):
+            for place in range(max(self._num_indexed, num), stop):
+                self._places[tuple(tokens[place - num - base : place - base])] = place
         self._num_indexed = stop
-        start = self._places.get(tuple(view[-_NGRAM:].tolist()), len(view))
-        return [int(token_id) for token_id in view[start : start + count]]
+        last = tuple(view[-_LONG:].tolist())
+        for num in range(_LONG, _SHORT - 1, -1):
+            start = self._places.get(last[-num:])
+            if start is not None:
+                return view[start : start + count].tolist(), num
+        return [], _LONG
 
 
 class BestGuess:
-    """``Drafter`` that asks one first and, where that has none, another."""
+    """``Drafter`` that asks two, and takes the guesses of which more are likely to hold: of as many, the first one's."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._drafters = (first, second)
         self._chosen = first
 
     def propose(self, most: int, least: float) -> list[Draft]:
-        for drafter in self._drafters:
-            if drafts := drafter.propose(most, least):
-                self._chosen = drafter
-                return drafts
-        return []
+        offers = [drafter.propose(most, least) for drafter in self._drafters]
+        gains = [sum(draft.likelihood for draft in offer) for offer in offers]
+        best = gains.index(max(gains))
+        self._chosen = self._drafters[best]
+        return offers[best]
 
     def learn(self, num_proposed: int, token_ids: list[int]) -> None:
         for drafter in self._drafters:

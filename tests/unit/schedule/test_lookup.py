@@ -84,28 +84,57 @@ def test_bad_guesses_become_few_and_come_back() -> None:
 
 def test_a_guess_that_was_not_worth_its_row_teaches_too() -> None:
     lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 1, 2, 3]), 8, nothing)
-    trusts = [lookup.trust]
+    trusts = [lookup.trusts[3]]
     for came in [4, 4, 9]:
-        assert lookup.propose(8, 0.5)[0] == (4, lookup.trust)
+        assert lookup.propose(8, 0.5)[0] == (4, lookup.trusts[3])
         lookup.learn(0, [came])
-        trusts.append(lookup.trust)
+        trusts.append(lookup.trusts[3])
     assert trusts[0] < trusts[1] < trusts[2] > trusts[3]
-    lookup.trust = 0.3
+    lookup.trusts[3] = 0.3
     assert lookup.propose(8, 0.5) == [], "too unlikely to be told"
     lookup.learn(0, [4])
-    assert (taught := lookup.trust) > 0.3
+    assert (taught := lookup.trusts[3]) > 0.3
     lookup.learn(0, [9])
-    assert lookup.trust == taught, "and only once: in this step it was not asked"
+    assert lookup.trusts[3] == taught, "and only once: in this step it was not asked"
 
 
-def test_one_is_asked_where_the_other_has_none() -> None:
-    empty = PromptLookup(sequence([1]), 8, nothing)
-    full = PromptLookup(sequence([1, 2, 3, 4, 1, 2, 3]), 8, nothing)
-    both = BestGuess(empty, full)
+def test_two_tokens_that_agree_are_enough_and_three_are_better() -> None:
+    lookup = PromptLookup(sequence([7, 2, 3, 5, 1, 2, 3, 4, 6, 9, 2, 3]), 8, nothing)
+    lookup.trusts = {2: 0.5, 3: 0.8}
+    assert lookup.propose(3, 0.01) == [(4, 0.5), (6, pytest.approx(0.4)), (9, pytest.approx(0.32))], (
+        "behind a guess that holds three agree"
+    )
+    lookup.learn(3, [4, 8])
+    assert lookup.trusts == {2: pytest.approx(0.55), 3: pytest.approx(0.72)}, "each is told of its own"
+    again = PromptLookup(sequence([7, 2, 3, 5, 1, 2, 3, 4, 6, 7, 2, 3]), 8, nothing)
+    assert ids(again.propose(1, 0.01)) == [5]
+    again.learn(1, [4])
+    assert again.trusts[3] < again.trusts[2] == 0.6
+
+
+def test_a_step_that_gives_nothing_teaches_nothing() -> None:
+    lookup = PromptLookup(sequence([1, 2, 3, 4, 1, 2, 3]), 8, nothing)
+    drafts = lookup.propose(2, 0.01)
+    lookup.learn(2, [])
+    assert lookup.propose(2, 0.01) == drafts != []
+
+
+def test_of_two_the_likelier_guesses_are_taken() -> None:
+    first = PromptLookup(sequence([1]), 8, nothing)
+    second = PromptLookup(sequence([1, 2, 3, 4, 1, 2, 3]), 8, nothing)
+    both = BestGuess(first, second)
     assert ids(both.propose(1, 0.01)) == [4]
-    before = empty.trust, full.trust
+    before = first.trusts[3], second.trusts[3]
     both.learn(1, [9])
-    assert (empty.trust, full.trust < before[1]) == (before[0], True)
+    assert (first.trusts[3], second.trusts[3] < before[1]) == (before[0], True)
+    first, second = (PromptLookup(sequence([1, 2, 3, token_id, 5, 1, 2, 3]), 8, nothing) for token_id in (6, 7))
+    both = BestGuess(first, second)
+    assert ids(both.propose(2, 0.01)) == [6, 5], "of as many the first one's"
+    second.trusts[3] = 0.7
+    assert ids(both.propose(2, 0.01)) == [7, 5]
+    both.learn(2, [7, 5, 1])
+    assert second.trusts[3] > 0.7
+    assert first.trusts[3] < 0.6, "its guess was wrong, though nobody took it"
 
 
 @pytest.mark.parametrize("cache", CACHES)
