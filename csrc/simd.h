@@ -136,6 +136,12 @@ static inline f32x16 where_at_least(const f32x16& a, const f32x16& b, const f32x
   RAMET_EACH z.r[i] = f_where_at_least(a.r[i], b.r[i], x.r[i], y.r[i]);
   return z;
 }
+
+// One NaN stands for all: which of two a sum keeps is up to the order in which a compiler names them, and
+// that is another one in another tile.
+static inline f32x16 one_nan(const f32x16& x) {
+  return where_at_least(x, set(-__builtin_inff()), x, set(__builtin_nanf("")));
+}
 static inline f32x16 where_bits(uint32_t bits, const f32x16& x, const f32x16& y) {
   f32x16 z;
   RAMET_EACH z.r[i] = f_where_bits(bits >> (i * kLanes), x.r[i], y.r[i]);

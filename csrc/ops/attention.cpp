@@ -1,5 +1,6 @@
-// Paged attention for the queries of one task and one KV head: a walk over its spans. Which queries stand
-// beside one, and whether one task walks all spans or each span has its own, changes none of its bits.
+// Paged attention for the queries of a task and one KV head, or of a row and several: a walk over spans.
+// Which queries stand beside one, and whether one task walks all spans or each span has its own, changes none
+// of its bits.
 #include "ops/attention_lanes.h"
 #ifdef RAMET_TILES
 #include "ops/attention_lone.h"
@@ -114,7 +115,7 @@ void walk_tiles(const TaskView& view, float* scratch) {
 #ifdef RAMET_TILES
 int64_t heads_together(const AttentionArgs& args, const AttentionTask& task) {
   if (args.format == KVFormat::f32 || task.num_rows > 1) return 1;
-  const int64_t lanes = kTile * args.num_kv_heads / args.num_heads;
+  const int64_t lanes = kTile / (args.num_heads / args.num_kv_heads);
   const int64_t heads = kTogetherWidth / tile_width(args.head_dim);
   return lanes > heads ? heads : lanes > 1 ? lanes : 1;
 }

@@ -59,7 +59,7 @@ private:
       if (j + kStep < b.end) begin_scores(j + kStep);
       next_values_ = step_at(b, j + kStep, &SpanRows::values);
       next_keys_ = step_at(b, j + 2 * kStep, &SpanRows::keys);
-      const FlushToZero as_tiles_do;
+      const TileArithmetic as_in_tiles;
       add_values(b, j, sums);
     }
     for (int64_t i = 0; i < v_.num_queries * width_; i += kWide) put_in_order(sums + i);
@@ -89,7 +89,7 @@ private:
     tile_zero<0>();
     tile_zero<1>();
   }
-  RAMET_INLINE void score() {
+  RAMET_INLINE void issue_product() {
     if (next_product_ >= num_products_) return;
     const int64_t part = next_product_ / 2;
     if (next_product_++ % 2 == 0) {
@@ -104,22 +104,18 @@ private:
 
   // Scores become weights, [32 positions][16 queries].
   RAMET_INLINE void weigh(const Block& b, Weights& w, int64_t j) {
-    while (next_product_ < num_products_) score();
+    while (next_product_ < num_products_) issue_product();
     tile_store<0>(scores_, 64);
     tile_store<1>(scores_ + kTile * kTile, 64);
     for (int64_t half = 0; half < kStep && j + half < b.seen_end; half += kTile) {
       b.prepare(j + half, v_.args.cap, scores_ + half * kTile, w);
-      w.make(scores_ + half * kTile, weights_ + half * kTile);
+      w.make(scores_ + half * kTile, weights_);
+      for (int64_t i = 0; i < kTile * kTile; i += kWide) {
+        const __m512i pairs = _mm512_load_si512(weights_ + i);
+        _mm512_store_ps(wide_weights_ + half * kTile + i, f_from_lower(pairs));
+        _mm512_store_ps(wide_weights_ + half * kTile + i + 16, f_from_upper(pairs));
+      }
     }
-    for (int64_t i = 0; i < kStep * kTile; i += kWide) {
-      const __m512i pairs = _mm512_load_si512(weights_ + i);
-      _mm512_store_ps(wide_weights_ + i, even_of(pairs));
-      _mm512_store_ps(wide_weights_ + i + 16, odd_of(pairs));
-    }
-  }
-  RAMET_INLINE static __m512 even_of(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
-  RAMET_INLINE static __m512 odd_of(__m512i x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
   }
 
   // Weights times values of 32 positions. The sums of three queries and 64 dims, or of four and 32, fit
@@ -155,13 +151,14 @@ private:
       RAMET_UNROLL for (int v = 0; v < 2 * V; ++v) even[q][v] = odd[q][v] = _mm512_setzero_ps();
     }
     for (int64_t p = 0; p < kStep; p += 8) {
-      score();
+      issue_product();
       ask<V>(next_values_.from(p), at);
       ask<V>(next_keys_.from(p), at);
       const Rows16 values = values_.from(p);
       const uint16_t* row = values.rows + at;
       const float* weights = wide_weights_ + p * kTile + query;
-      for (int64_t i = p; i < p + 8 && i < num_values_; i += 2) {  // one that nobody sees is zero
+      for (int64_t i = p; i < p + 8 && i < num_values_;
+           i += 2) {  // behind an odd last one stands a row of zeros
         add_position<Q, V>(row, weights, even);
         add_position<Q, V>(row + values.apart, weights + kTile, odd);
         row += 2 * values.apart;
@@ -188,8 +185,8 @@ private:
     __m512 x[2 * V];
     RAMET_UNROLL for (int v = 0; v < V; ++v) {
       const __m512i pairs = _mm512_loadu_si512(row + v * kWide);
-      x[2 * v] = even_of(pairs);
-      x[2 * v + 1] = odd_of(pairs);
+      x[2 * v] = f_from_lower(pairs);
+      x[2 * v + 1] = f_from_upper(pairs);
     }
     RAMET_UNROLL for (int q = 0; q < Q; ++q) {
       const __m512 weight = _mm512_set1_ps(weights[q]);
@@ -206,18 +203,6 @@ private:
     _mm512_store_ps(sums + 16, _mm512_permutex2var_ps(even, second, odd));
   }
 
-  // What is smaller than a normal number is zero, as in tiles.
-  class FlushToZero {
-  public:
-    FlushToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-    ~FlushToZero() { _mm_setcsr(before_); }
-    FlushToZero(const FlushToZero&) = delete;
-    FlushToZero& operator=(const FlushToZero&) = delete;
-
-  private:
-    const unsigned before_;
-  };
-
   const TaskView& v_;
   const int64_t width_;  // of a row of keys or values in whole tile rows
   const int64_t num_products_;
@@ -225,7 +210,7 @@ private:
   TileQueries queries_;
   SpanRows found_;
   Step keys_, values_, next_keys_, next_values_;
-  uint16_t* const weights_;              // of 32 positions, in pairs
+  uint16_t* const weights_;              // of 16 positions, in pairs
   float *const wide_weights_, *scores_;  // [32 positions][16 queries]
   TileResults results_;
 };

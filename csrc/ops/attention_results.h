@@ -88,8 +88,8 @@ private:
   static void put_row(const float* sums, const f32x16& factor, float* to, int64_t num) {
     for (int64_t d = 0; d < num; d += kWide) {
       const Sums32 x = in_order(load(sums + d), load(sums + d + 16));
-      store_some(to + d, mul(x.first, factor), num - d);
-      if (num - d > 16) store_some(to + d + 16, mul(x.second, factor), num - d - 16);
+      store_some(to + d, as_written(mul(x.first, factor)), num - d);
+      if (num - d > 16) store_some(to + d + 16, as_written(mul(x.second, factor)), num - d - 16);
     }
   }
 

@@ -54,9 +54,14 @@ static inline void merge_span(const Partial& into, const Partial& next) {
   into.largest() = largest;
 }
 
+// One NaN, and one zero: a sum of what is too small may be -0, and stays so unless another zero is added, for
+// a position that a row in company does not see.
+static inline f32x16 as_written(const f32x16& x) { return one_nan(add(x, set(0.0f))); }
+
 static inline void write_out(const Partial& done, float* out, int64_t head_dim) {
   const f32x16 factor = div(set(1.0f), set(done.total()));
-  for (int64_t d = 0; d < head_dim; d += 16) store_some(out + d, mul(load(done.p + d), factor), head_dim - d);
+  for (int64_t d = 0; d < head_dim; d += 16)
+    store_some(out + d, as_written(mul(load(done.p + d), factor)), head_dim - d);
 }
 
 static inline f32x16 first_lanes(const f32x16& x, int64_t n) {  // of 16; the others become zero

@@ -49,12 +49,6 @@ void add_dense(const Matrix& w, const uint8_t* panel, const Activations& a, int6
   if (k < a.k) add(k, static_cast<int>(a.k - k));
 }
 
-// One NaN stands for all: which of two a sum keeps is up to the order in which a compiler names them, and
-// that is another one in another tile.
-inline f32x16 one_nan(const f32x16& x) {
-  return where_at_least(x, set(-__builtin_inff()), x, set(__builtin_nanf("")));
-}
-
 inline void put(const Output& out, int64_t row, int64_t n0, int64_t n, const f32x16& product) {
   float* y = out.y + row * out.ldy + n0;
   f32x16 sum = out.bias ? add(product, load_some(out.bias + n0, n - n0)) : product;

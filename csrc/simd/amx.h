@@ -35,6 +35,19 @@ private:
   } config_;
 };
 
+// Vectors count as tiles do from construction to destruction: denormal operands and results are zero.
+class TileArithmetic {
+public:
+  TileArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushResults | kZeroOperands); }
+  ~TileArithmetic() { _mm_setcsr(before_); }
+  TileArithmetic(const TileArithmetic&) = delete;
+  TileArithmetic& operator=(const TileArithmetic&) = delete;
+
+private:
+  static constexpr unsigned kFlushResults = 0x8000, kZeroOperands = 0x0040;
+  const unsigned before_;
+};
+
 // Loads and stores of a tile register, rows `stride` bytes apart, and sum += a * b: a has rows of 32 bfloat16
 // and b rows of 16 pairs, or a rows of 64 bytes, signed or not, and b rows of 16 fours.
 template <int T>

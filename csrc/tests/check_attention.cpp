@@ -8,11 +8,12 @@
 namespace ramet {
 namespace {
 
-void check_scores(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t page_size,
+// `group` heads of queries have a KV head in common.
+void check_scores(Kernels& kernels, KVFormat format, int64_t group, int64_t head_dim, int64_t page_size,
                   const Scoring& scoring) {
   Random random;
-  const int64_t num_kv_heads = 2, num_heads = 6, width = num_kv_heads * head_dim;
-  const std::vector<int32_t> lengths{300, 37, 1}, counts{2, 20, 1};
+  const int64_t num_kv_heads = 2, num_heads = group * num_kv_heads, width = num_kv_heads * head_dim;
+  const std::vector<int32_t> lengths{300, 37, 1, 270}, counts{2, 20, 1, 1};
   std::vector<int32_t> query_indptr{0}, page_indptr{0}, positions, page_ids, slots;
   std::vector<int64_t> first_slot;
   int32_t page = 0;
@@ -44,14 +45,14 @@ void check_scores(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t p
 
   const std::vector<float> q = random.reals(rows * num_heads * head_dim);
   std::vector<float> got(q.size()), want(q.size());
-  const Plan plan({rows, 3, static_cast<int64_t>(page_ids.size()), page_size, query_indptr.data(),
-                   positions.data(), page_indptr.data(), page_ids.data()});
+  const Plan plan({rows, static_cast<int64_t>(lengths.size()), static_cast<int64_t>(page_ids.size()),
+                   page_size, query_indptr.data(), positions.data(), page_indptr.data(), page_ids.data()});
   kernels.attention({q.data(), rows, num_heads * head_dim}, num_heads, layer, plan, scoring, got.data());
   for (size_t b = 0; b < lengths.size(); ++b) {
     for (int32_t t = query_indptr[b]; t < query_indptr[b + 1]; ++t) {
       for (int64_t h = 0; h < num_heads; ++h) {
         const float* x = q.data() + (t * num_heads + h) * head_dim;
-        const int64_t base = first_slot[b] * width + h / 3 * head_dim;
+        const int64_t base = first_slot[b] * width + h / group * head_dim;
         std::vector<double> sums(static_cast<size_t>(head_dim));
         double total = 0;
         const int64_t end = positions[static_cast<size_t>(t)] + 1;
@@ -82,9 +83,10 @@ void check_scores(Kernels& kernels, KVFormat format, int64_t head_dim, int64_t p
 
 void check_attention(Kernels& kernels) {
   for (const KVFormat kv : {KVFormat::f32, KVFormat::bf16, KVFormat::int8}) {
-    check_scores(kernels, kv, 24, 16, {0.5f});
-    check_scores(kernels, kv, 64, 3, {0.5f});
-    check_scores(kernels, kv, 64, 16, {0.5f, 41, 2.0f});
+    check_scores(kernels, kv, 3, 24, 16, {0.5f});
+    check_scores(kernels, kv, 3, 64, 3, {0.5f});
+    check_scores(kernels, kv, 3, 64, 16, {0.5f, 41, 2.0f});
+    for (const int64_t group : {1, 2, 5, 8}) check_scores(kernels, kv, group, 96, 16, {0.5f});
   }
 }
 
