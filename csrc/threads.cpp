@@ -93,7 +93,7 @@ void Pool::run_job(int64_t n, int64_t grain, const void* work, Call call) {
   if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
-// Where it throws nobody takes more of this job.
+// Where it throws nobody takes more of what has been dealt of this job.
 void Pool::do_work(const void* work, Call call, Ranges& ranges) noexcept {
   try {
     call(work, ranges);

@@ -26,7 +26,8 @@ _BLOCK_ROWS = 16  # kernels take so many at a time: of a row half the cost is it
 @dataclass(frozen=True, slots=True)
 class Drafters:
     """``make`` gives a new sequence's drafter; None where nothing is guessed for it. ``forget`` drops all that drafters learn of
-    each other's sequences, so that those made from then on guess what they would in a new engine."""
+    each other's sequences, so that those made from then on guess what they would in a new engine. Those that run
+    may teach what they knew."""
 
     make: Callable[[Sequence], Drafter | None]
     forget: Callable[[], None] = lambda: None

@@ -130,10 +130,12 @@ class JumpForward:
         if not token_ids:  # a lexer is made: what was guessed is still to come
             return
         was_behind_miss = self._is_behind_miss
-        for place, token_id in zip(self._places, token_ids, strict=False):
-            self._speller.learn(place, was_behind_miss, token_id)
         num = len(token_ids)
         guessed = [draft.token_id for draft in self._drafts[:num]]
+        for i, place in enumerate(self._places[:num]):
+            self._speller.learn(place, was_behind_miss, token_ids[i])
+            if guessed[i : i + 1] != [token_ids[i]]:  # places behind a wrong guess never were
+                break
         self._is_behind_miss = guessed != token_ids
         if was_behind_miss or self._is_behind_miss:  # what follows is guessed anew
             self._drafts, self._places = [], []

@@ -92,6 +92,7 @@ class GuidanceMatcher:
             self._renew()
         else:
             self._copy.rollback(num_tokens)
+            self._copy.compute_bitmask()  # or a token taken next may leave later masks too narrow
             self._check()
 
     def fork(self) -> GuidanceMatcher:

@@ -78,6 +78,7 @@ def test_bad_guesses_become_few_and_come_back() -> None:
     assert rests == [1, 3, 7, 15, 31, 31, 31]
     assert len(found) < first
     for _ in range(20):
+        lookup.propose(8, 0.2)
         lookup.learn(4, [4, 5, 6, 7, 8])
     assert len(lookup.propose(8, 0.2)) > first
 
@@ -96,6 +97,15 @@ def test_a_guess_that_was_not_worth_its_row_teaches_too() -> None:
     assert (taught := lookup.trusts[3]) > 0.3
     lookup.learn(0, [9])
     assert lookup.trusts[3] == taught, "and only once: in this step it was not asked"
+
+
+def test_guesses_that_held_in_a_step_cut_short_have_held() -> None:
+    lookup = PromptLookup(sequence([1, 2, 3, 4, 5, 1, 2, 3]), 8, nothing)
+    before = lookup.trusts[3]
+    assert ids(lookup.propose(2, 0.01)) == [4, 5]
+    lookup.learn(2, [4])  # behind it the lexer was not ready
+    assert lookup.trusts[3] > before
+    assert lookup.propose(2, 0.01), "and there is no rest for it"
 
 
 def test_two_tokens_that_agree_are_enough_and_three_are_better() -> None:

@@ -65,6 +65,26 @@ def test_the_same_bits_with_and_without(cell: dict[str, Any]) -> None:
     assert stats.num_accepted_draft_tokens > stats.num_draft_tokens / 2 > 100
 
 
+def test_nothing_is_learnt_of_places_that_never_were() -> None:
+    """Another drafter's guesses held where its own went wrong: behind its wrong one nothing came."""
+    request = SimpleNamespace(namespace=Namespace(), stop_ids=frozenset())
+    nothing_forced = SimpleNamespace(forced_bytes=lambda: b"", validate=len)
+    seq: Any = SimpleNamespace(tokens=IntBuffer([1, 2, 3, 4, 5, 6]), request=request, matcher=nothing_forced)
+    speller = Speller(lambda _: [], lambda _: b"x")
+
+    def place(*tokens: int) -> Place:
+        return Place(Namespace(), tokens[-2:], tokens, b"")
+
+    for before, token_id in [((1, 2, 3, 4, 5, 6), 10), ((2, 3, 4, 5, 6, 10), 11), ((3, 4, 5, 6, 10, 11), 12)]:
+        for _ in range(20):
+            speller.learn(place(*before), False, token_id)
+    jump = JumpForward(seq, seq.matcher, speller)
+    assert [draft.token_id for draft in jump.propose(8, 0.2)] == [10, 11, 12]
+    jump.learn(0, [10, 50, 51])
+    assert speller.guess(place(3, 4, 5, 6, 10, 11), False)[0] == 12
+    assert speller.guess(place(2, 3, 4, 5, 6, 10), False)[0] == 50
+
+
 def test_after_a_flush_guesses_are_those_of_a_new_engine() -> None:
     """And answers are what they were."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
-from byte_grammars import COMPILER, EOS, EXTRA_EOS, SPECIAL, VOCAB_SIZE, allowed, mask, matcher, walk
+from byte_grammars import COMPILER, EOS, EXTRA_EOS, SPECIAL, TABLE, VOCAB_SIZE, allowed, mask, matcher, walk
 
 from ramet.core.grammar import GrammarSpec
 from ramet.errors import GrammarError
+from ramet.schedule.masks import fill_masks
 from ramet.structured.compiler import GrammarCompiler, TokenTable
 
 ANYTHING = {"regex": r"(?s).*"}
@@ -92,6 +96,26 @@ def test_going_back_is_as_if_it_had_not_been() -> None:
         assert np.array_equal(mask(one), before)
         one.accept(byte)
     assert one.is_finished
+
+
+def test_a_guess_that_failed_leaves_later_masks_as_they_are() -> None:
+    """A token taken behind a rollback, with no mask between, left llguidance 1.9.1 without ``",`` and ``"}`` later on."""
+    pieces = [b'{"', b"name", b'":', b' "', b"John", b'",', b'"}']
+    special = frozenset({EOS, EXTRA_EOS, SPECIAL})
+    table = TokenTable([*TABLE.pieces, *pieces], special, frozenset({EOS, EXTRA_EOS}), VOCAB_SIZE)
+    compiler, spec = GrammarCompiler(table), GrammarSpec.of({"json_object": True})
+    begin, name, colon, quote, john = range(SPECIAL + 1, SPECIAL + 6)
+
+    def masks(guess: tuple[int, ...]) -> list[bytes]:
+        one = compiler.matcher(spec, frozenset({EOS})).result()
+        found = []
+        for token_id in (begin, name, colon, quote, john):
+            chunk: Any = SimpleNamespace(sequence=SimpleNamespace(matcher=one), drafts=guess if token_id == quote else ())
+            found.append(fill_masks([chunk])[0][0].tobytes())
+            one.accept(token_id)
+        return [*found, mask(one).tobytes()]
+
+    assert masks((begin, name)) == masks(())
 
 
 def test_a_mask_is_a_function_of_the_tokens_accepted() -> None:
