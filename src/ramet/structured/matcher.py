@@ -92,8 +92,10 @@ class GuidanceMatcher:
             self._renew()
         else:
             self._copy.rollback(num_tokens)
-            self._copy.compute_bitmask()  # or a token taken next may leave later masks too narrow
             self._check()
+            self._copy.compute_bitmask()  # or a token taken next may leave later masks too narrow
+            if self._copy.is_error():  # others have filled the lexer meanwhile
+                self._renew()
 
     def fork(self) -> GuidanceMatcher:
         other = copy(self)

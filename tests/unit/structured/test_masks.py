@@ -118,6 +118,36 @@ def test_a_guess_that_failed_leaves_later_masks_as_they_are() -> None:
     assert masks((begin, name)) == masks(())
 
 
+class FullLexer:
+    """A copy whose lexer has no room for another mask."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._is_full = inner, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def compute_bitmask(self) -> bytes:
+        self._is_full = True
+        return b""
+
+    def is_error(self) -> bool:
+        return self._is_full
+
+
+def test_a_lexer_that_is_full_behind_a_rollback_is_replaced() -> None:
+    one: Any = matcher({"json_object": True})
+    for byte in b'{"a"':
+        one.accept(byte)
+    before = mask(one)
+    one.accept(ord(":"))
+    one._copy = FullLexer(one._copy)
+    one.rollback(1)
+    assert np.array_equal(mask(one), before)
+    assert walk(one, ": 1}")
+    assert one.is_finished
+
+
 def test_a_mask_is_a_function_of_the_tokens_accepted() -> None:
     def masks(warm: int) -> list[bytes]:
         for _ in range(warm):
