@@ -19,6 +19,11 @@ namespace amx {
 extern const Ops table;
 }
 #endif
+#if defined(RAMET_AVX512_BF16)
+namespace avx512_bf16 {
+extern const Ops table;
+}
+#endif
 #if defined(RAMET_AVX_VNNI)
 namespace avx_vnni {
 extern const Ops table;
@@ -65,7 +70,7 @@ bool has_avx_vnni() {
 #endif
 
 struct Available {
-  const Ops* tables[6] = {};
+  const Ops* tables[7] = {};
 
   Available() {
     int n = 0;
@@ -76,6 +81,10 @@ struct Available {
         __builtin_cpu_supports("avx512vnni")) {
 #if defined(RAMET_AMX)
       if (has_amx()) tables[n++] = &amx::table;
+#endif
+#if defined(RAMET_AVX512_BF16)
+      if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))
+        tables[n++] = &avx512_bf16::table;
 #endif
       tables[n++] = &avx512::table;
     }

@@ -213,8 +213,8 @@ struct Ops {
   void (*logprobs)(const LogprobArgs&, int64_t row, uint8_t* scratch);
 };
 
-// The table called `name` ("amx", "avx512", "avx_vnni", "avx2", "neon", "generic"), or null where it is not
-// built or this machine lacks it.
+// The table called `name` ("amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "generic"), or null
+// where it is not built or this machine lacks it.
 const Ops* find_ops(const char* name);
 // All that this machine has, best first; ends with null.
 const Ops* const* available_ops();

@@ -87,15 +87,13 @@ bool hides_infinities(const TaskView& view) {
 }
 
 // Of one row, all that is read is seen.
-void walk_row(const TaskView& view, float* scratch) {
-  if (view.per_kv_head <= LoneWalk::kMostQueries && LoneWalk(view, scratch).run()) return;
+void walk_row(const TaskView& view, Tiles& tiles, float* scratch) {
+  if (view.per_kv_head <= LoneWalk::kMostQueries && LoneWalk(view, tiles, scratch).run()) return;
   for (int64_t head = view.kv_head; head < view.kv_head + view.num_kv_heads; ++head)
-    TileWalk(TaskView(view.args, view.task, head, 1), scratch).run();
+    TileWalk(TaskView(view.args, view.task, head, 1), tiles, scratch).run();
 }
 
-void walk_tiles(const TaskView& view, float* scratch) {
-  if (view.task.num_rows == 1) return walk_row(view, scratch);
-  if (!hides_infinities(view)) return TileWalk(view, scratch).run();
+void walk_rows_apart(const TaskView& view, Tiles& tiles, float* scratch) {
   for (int32_t r = 0; r < view.task.num_rows; ++r) {
     AttentionTask alone = view.task;
     alone.first_row += r;
@@ -105,8 +103,22 @@ void walk_tiles(const TaskView& view, float* scratch) {
     const int32_t span =
         view.args.positions[view.args.task_rows[alone.first_row]] / static_cast<int32_t>(kSpan);
     if (span < alone.first_span + alone.num_spans) alone.num_spans = span - alone.first_span + 1;
-    TileWalk(TaskView(view.args, alone, view.kv_head, 1), scratch).run();
+    walk_row(TaskView(view.args, alone, view.kv_head, view.num_kv_heads), tiles, scratch);
   }
+}
+
+// Whether rows are sooner done one after another than as a block that they do not fill: the bits are the
+// same.
+bool are_apart(const AttentionTask& task, int64_t per_kv_head) {
+  return task.num_rows == 1 ||
+         (task.num_rows <= LoneSpan::kMostRows && task.num_rows * per_kv_head <= LoneSpan::kMostQueries);
+}
+
+void walk_tiles(const TaskView& view, Tiles& tiles, float* scratch) {
+  if (view.task.num_rows == 1) return walk_row(view, tiles, scratch);
+  if (are_apart(view.task, view.per_kv_head) || hides_infinities(view))
+    return walk_rows_apart(view, tiles, scratch);
+  TileWalk(view, tiles, scratch).run();
 }
 #endif
 
@@ -114,7 +126,7 @@ void walk_tiles(const TaskView& view, float* scratch) {
 
 #ifdef RAMET_TILES
 int64_t heads_together(const AttentionArgs& args, const AttentionTask& task) {
-  if (args.format == KVFormat::f32 || task.num_rows > 1) return 1;
+  if (args.format == KVFormat::f32 || !are_apart(task, args.num_heads / args.num_kv_heads)) return 1;
   const int64_t lanes = kTile / (args.num_heads / args.num_kv_heads);
   const int64_t heads = kTogetherWidth / tile_width(args.head_dim);
   return lanes > heads ? heads : lanes > 1 ? lanes : 1;
@@ -125,8 +137,9 @@ void attend(const AttentionArgs& args, const AttentionUnit* begin, const Attenti
     for (const AttentionUnit* unit = begin; unit < end; ++unit) walk(TaskView(args, *unit), scratch);
     return;
   }
-  const Tiles tiles(kWholeTiles);
-  for (const AttentionUnit* unit = begin; unit < end; ++unit) walk_tiles(TaskView(args, *unit), scratch);
+  Tiles tiles(kWholeTiles);
+  for (const AttentionUnit* unit = begin; unit < end; ++unit)
+    walk_tiles(TaskView(args, *unit), tiles, scratch);
 }
 #else
 int64_t heads_together(const AttentionArgs&, const AttentionTask&) { return 1; }

@@ -71,6 +71,15 @@ public:
     for (int64_t base = 0; base < v_.num_queries; base += kTile) load_block(base);
   }
 
+  // The one block of heads that stand together once for each of them, other heads' queries being zero.
+  void part_heads() const {
+    for (int64_t k = v_.num_kv_heads; k-- > 0;) {  // the first is where all of them are, so it comes last
+      const auto own = static_cast<__mmask16>(((1 << v_.per_kv_head) - 1) << k * v_.per_kv_head);
+      for (int64_t i = 0; i < kTile * width_; i += kWide)
+        _mm512_store_si512(tiles_ + k * kTile * width_ + i, _mm512_maskz_loadu_epi32(own, tiles_ + i));
+    }
+  }
+
   int64_t end_of(int64_t query) const { return ends_[query]; }
   int64_t row_of(int64_t query) const { return rows_[query]; }
   int64_t head_of(int64_t query) const { return heads_[query]; }
@@ -123,8 +132,7 @@ private:
     return v_.args.q + rows_[i] * v_.args.ldq + heads_[i] * v_.args.head_dim;
   }
 
-  // To tiles of pairs of dims; for heads that stand together once for each, where other heads' queries are
-  // zero.
+  // To tiles of pairs of dims.
   void load_block(int64_t base) const {
     alignas(64) Row rows[kTile];
     const f32x16 scale = mul(v_.q_scale(), set(v_.args.cap > 0 ? 1.0f : Weights::kUnit));
@@ -139,12 +147,6 @@ private:
     }
     uint16_t* to = tiles_ + base * width_;
     for (int64_t d = 0; d < width_; d += 8) turn_pairs(rows[0], kMaxWidth, d, to + d * kTile);
-    if (v_.num_kv_heads == 1) return;
-    for (int64_t k = v_.num_kv_heads; k-- > 0;) {  // the first is where all of them are, so it comes last
-      const auto own = static_cast<__mmask16>(((1 << v_.per_kv_head) - 1) << k * v_.per_kv_head);
-      for (int64_t i = 0; i < kTile * width_; i += kWide)
-        _mm512_store_si512(to + k * kTile * width_ + i, _mm512_maskz_loadu_epi32(own, to + i));
-    }
   }
 
   const TaskView& v_;

@@ -20,9 +20,10 @@ public:
   static constexpr int64_t kSpace = 6 * kTile * kWide;
 
   // `space`: numbers of 16 bits for what stands between the stages of a unit.
-  TileFlow(const TaskView& view, const TileQueries& queries, const TileResults& results,
+  TileFlow(const TaskView& view, Tiles& tiles, const TileQueries& queries, const TileResults& results,
            const SpanRows& found, const uint16_t* laid, uint16_t* space)
       : v_(view),
+        tiles_(tiles),
         queries_(queries),
         results_(results),
         found_(found),
@@ -98,17 +99,17 @@ private:
     results_.finish(b, span);
   }
 
-  static void store_sums(float* sums) {
-    tile_store<0>(sums, kWidth * 4);
-    tile_store<1>(sums + kTile, kWidth * 4);
-    tile_store<2>(sums + 2 * kTile, kWidth * 4);
-    tile_store<3>(sums + 3 * kTile, kWidth * 4);
+  void store_sums(float* sums) const {
+    tiles_.store<0>(sums, kWidth * 4);
+    tiles_.store<1>(sums + kTile, kWidth * 4);
+    tiles_.store<2>(sums + 2 * kTile, kWidth * 4);
+    tiles_.store<3>(sums + 3 * kTile, kWidth * 4);
   }
-  static void clear_sums() {
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
+  void clear_sums() const {
+    tiles_.zero<0>();
+    tiles_.zero<1>();
+    tiles_.zero<2>();
+    tiles_.zero<3>();
   }
 
   // What the slots of a step read and write.
@@ -164,45 +165,46 @@ private:
     if (sums) add<1>(p);
     weigh(20);
     turn(8);
-    if (scores) tile_store<6>(scores_, 64);
+    if (scores) tiles_.store<6>(scores_, 64);
     if (sums) add<2>(p);
     weigh(24);
     if (sums) add<3>(p);
     weigh(28);
     turn(12);
-    if (scores) tile_store<7>(scores_ + kTile * kTile, 64);
+    if (scores) tiles_.store<7>(scores_ + kTile * kTile, 64);
   }
 
   // Products of 16 positions' keys, 32 dims of them, and queries, which stay for both halves of the
   // positions.
   template <int T>
-  RAMET_INLINE static void score(const Places& p, int64_t half, int64_t d) {
-    tile_load<4>(p.keys[half].rows + d, p.keys[half].apart * 2);
-    tile_dot_bf16<T, 4, 5>();
+  RAMET_INLINE void score(const Places& p, int64_t half, int64_t d) const {
+    tiles_.load<4>(p.keys[half].rows + d, p.keys[half].apart * 2);
+    tiles_.dot_bf16<T, 4, 5>();
   }
-  RAMET_INLINE static void score_first(const Places& p) {
-    tile_zero<6>();
-    tile_zero<7>();
-    tile_load<5>(p.queries, 64);
+  RAMET_INLINE void score_first(const Places& p) const {
+    tiles_.zero<6>();
+    tiles_.zero<7>();
+    tiles_.load<5>(p.queries, 64);
     score<6>(p, 0, 0);
   }
-  RAMET_INLINE static void score_rest(const Places& p) {
-    tile_load<5>(p.queries + kTileSize, 64);
+  RAMET_INLINE void score_rest(const Places& p) const {
+    tiles_.load<5>(p.queries + kTileSize, 64);
     score<6>(p, 0, kWide);
   }
 
   // Products of weights and values, 16 dims.
   template <int T>
-  RAMET_INLINE static void add(const Places& p) {
-    tile_load<5>(p.values + T * kTileSize, 64);
-    tile_dot_bf16<T, 4, 5>();
+  RAMET_INLINE void add(const Places& p) const {
+    tiles_.load<5>(p.values + T * kTileSize, 64);
+    tiles_.dot_bf16<T, 4, 5>();
   }
-  RAMET_INLINE static void add_first(const Places& p) {
-    tile_load<4>(p.turned, 64);
+  RAMET_INLINE void add_first(const Places& p) const {
+    tiles_.load<4>(p.turned, 64);
     add<0>(p);
   }
 
   const TaskView& v_;
+  Tiles& tiles_;
   const TileQueries& queries_;
   const TileResults& results_;
   const SpanRows& found_;

@@ -19,22 +19,28 @@ static inline int64_t tile_width(int64_t head_dim) { return (head_dim + kWide - 
 constexpr int64_t kMaxWidth = 256;
 using Row = uint16_t[kMaxWidth];
 
-// Four columns of pairs, from number d on, of 16 rows `apart`: each becomes a row.
-RAMET_INLINE void turn_pairs(const uint16_t* rows, int64_t apart, int64_t d, uint16_t* to) {
+// Four columns of pairs, from number d on, of 16 rows `apart`: each becomes a vector.
+RAMET_INLINE void turn_pairs(const uint16_t* rows, int64_t apart, int64_t d, __m512i (&y)[4]) {
   __m512i x[4];
   RAMET_UNROLL for (int i = 0; i < 4; ++i) {  // of rows i, i + 4, i + 8 and i + 12
     const auto part = [&](int64_t row) {
-      return _mm_load_si128(reinterpret_cast<const __m128i*>(rows + row * apart + d));
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + row * apart + d));
     };
     x[i] = _mm512_inserti32x4(_mm512_castsi128_si512(part(i)), part(i + 4), 1);
     x[i] = _mm512_inserti32x4(_mm512_inserti32x4(x[i], part(i + 8), 2), part(i + 12), 3);
   }
   const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
   const __m512i e = _mm512_unpacklo_epi32(x[2], x[3]), f = _mm512_unpackhi_epi32(x[2], x[3]);
-  _mm512_store_si512(to, _mm512_unpacklo_epi64(a, e));
-  _mm512_store_si512(to + kWide, _mm512_unpackhi_epi64(a, e));
-  _mm512_store_si512(to + 2 * kWide, _mm512_unpacklo_epi64(b, f));
-  _mm512_store_si512(to + 3 * kWide, _mm512_unpackhi_epi64(b, f));
+  y[0] = _mm512_unpacklo_epi64(a, e);
+  y[1] = _mm512_unpackhi_epi64(a, e);
+  y[2] = _mm512_unpacklo_epi64(b, f);
+  y[3] = _mm512_unpackhi_epi64(b, f);
+}
+// Likewise, each a row.
+RAMET_INLINE void turn_pairs(const uint16_t* rows, int64_t apart, int64_t d, uint16_t* to) {
+  __m512i y[4];
+  turn_pairs(rows, apart, d, y);
+  RAMET_UNROLL for (int i = 0; i < 4; ++i) _mm512_store_si512(to + i * kWide, y[i]);
 }
 
 // Values of 16 positions to half of the tiles of pairs of positions that 32 of them fill, two tiles for 32

@@ -13,8 +13,8 @@ namespace RAMET_ISA {
 
 class TileWalk {
 public:
-  TileWalk(const TaskView& view, float* scratch)
-      : TileWalk(view, reinterpret_cast<int32_t*>(scratch),
+  TileWalk(const TaskView& view, Tiles& tiles, float* scratch)
+      : TileWalk(view, tiles, reinterpret_cast<int32_t*>(scratch),
                  reinterpret_cast<uint16_t*>(scratch + TileQueries::num_ends(view))) {}
 
   void run() {
@@ -36,8 +36,9 @@ public:
 private:
   static constexpr int64_t kRing = 4;  // tiles of scores
 
-  TileWalk(const TaskView& view, int32_t* ends, uint16_t* numbers)
+  TileWalk(const TaskView& view, Tiles& tiles, int32_t* ends, uint16_t* numbers)
       : v_(view),
+        tiles_(tiles),
         width_(tile_width(view.args.head_dim)),
         queries_(view, ends, numbers + 2 * SpanRows::space(view)),
         found_(view, numbers, numbers + SpanRows::space(view)),
@@ -52,10 +53,11 @@ private:
   void flow(int64_t begin, int64_t span, const Queries& queries) {
     static_assert(TileFlow::kSpace <= (kStep + kSpan + kStep) * kTile, "it is where weights are otherwise");
     int64_t first = v_.num_queries, last = -1;  // of the blocks with odd scores, and good ones between them
-    TileFlow(v_, queries_, results_, found_, laid_, weights_).run(begin, span, queries, [&](int64_t base) {
-      first = base < first ? base : first;
-      last = base > last ? base : last;
-    });
+    TileFlow(v_, tiles_, queries_, results_, found_, laid_, weights_)
+        .run(begin, span, queries, [&](int64_t base) {
+          first = base < first ? base : first;
+          last = base > last ? base : last;
+        });
     for (int64_t base = first; base <= last; base += kTile) {
       Block b = queries_.block_at(base, begin, queries);
       if (!soften(b)) soften_again(b);
@@ -95,26 +97,26 @@ private:
   bool keeps_queries() const { return width_ == kKeptWidth; }
   void keep_queries(const Block& b) const {
     if (!keeps_queries()) return;
-    tile_load<4>(queries_.tiles_of(b.base), 64);
-    tile_load<5>(queries_.tiles_of(b.base) + kTileSize, 64);
+    tiles_.load<4>(queries_.tiles_of(b.base), 64);
+    tiles_.load<5>(queries_.tiles_of(b.base) + kTileSize, 64);
   }
 
   template <int T>
   void score(const Block& b, int64_t j) const {
     const Rows16& keys = found_.keys(j);
-    tile_zero<T>();
+    tiles_.zero<T>();
     if (keeps_queries()) {
-      tile_load<6>(keys.rows, keys.apart * 2);
-      tile_dot_bf16<T, 6, 4>();
-      tile_load<7>(keys.rows + kWide, keys.apart * 2);
-      tile_dot_bf16<T, 7, 5>();
+      tiles_.load<6>(keys.rows, keys.apart * 2);
+      tiles_.dot_bf16<T, 6, 4>();
+      tiles_.load<7>(keys.rows + kWide, keys.apart * 2);
+      tiles_.dot_bf16<T, 7, 5>();
       return;
     }
     const uint16_t* queries = queries_.tiles_of(b.base);
     for (int64_t d = 0; d < width_; d += kWide, queries += kTileSize) {
-      tile_load<6>(keys.rows + d, keys.apart * 2);
-      tile_load<4>(queries, 64);
-      tile_dot_bf16<T, 6, 4>();
+      tiles_.load<6>(keys.rows + d, keys.apart * 2);
+      tiles_.load<4>(queries, 64);
+      tiles_.dot_bf16<T, 6, 4>();
     }
   }
 
@@ -125,12 +127,12 @@ private:
   }
   template <int T>
   void store_scores(const Block& b, int64_t j, float* scores) {
-    if (!v_.is_own(j)) return tile_store<T>(scores, 64);
+    if (!v_.is_own(j)) return tiles_.store<T>(scores, 64);
     each_row(b, [&](int64_t first, int64_t last) {
       find_own(b, first, j);
       alignas(64) float own[kTile * kTile];
       score<2>(b, j);
-      tile_store<2>(own, 64);
+      tiles_.store<2>(own, 64);
       const __mmask16 lanes = static_cast<__mmask16>((int64_t{1} << last) - (int64_t{1} << first));
       for (int64_t i = 0; i < kTile * kTile; i += kTile)
         _mm512_mask_store_ps(scores + i, lanes, _mm512_load_ps(own + i));
@@ -212,10 +214,10 @@ private:
   // N tiles of 16 dims.
   template <int N>
   void sum_dims(const Block& b, int64_t d, float* sums) {
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
+    tiles_.zero<0>();
+    tiles_.zero<1>();
+    tiles_.zero<2>();
+    tiles_.zero<3>();
     for (int64_t j = b.begin; j < b.end; j += kStep) {
       if (v_.is_own(j)) {
         add_own<N>(b, j, d);
@@ -223,17 +225,17 @@ private:
         add_step<N>(turned_ + j * kTile, j, d);
       }
     }
-    tile_store<0>(sums, width_ * 4);
-    tile_store<1>(sums + kTile, width_ * 4);
+    tiles_.store<0>(sums, width_ * 4);
+    tiles_.store<1>(sums + kTile, width_ * 4);
     if constexpr (N == 4) {
-      tile_store<2>(sums + 2 * kTile, width_ * 4);
-      tile_store<3>(sums + 3 * kTile, width_ * 4);
+      tiles_.store<2>(sums + 2 * kTile, width_ * 4);
+      tiles_.store<3>(sums + 3 * kTile, width_ * 4);
     }
   }
   template <int N>
   void add_step(const uint16_t* weights, int64_t j, int64_t d) const {
     const uint16_t* values = laid_ + j * width_ + d * kStep;
-    tile_load<4>(weights, 64);
+    tiles_.load<4>(weights, 64);
     add_products<0, 5>(values);
     add_products<1, 6>(values + kTileSize);
     if constexpr (N == 4) {
@@ -255,9 +257,9 @@ private:
     });
   }
   template <int Sum, int B>
-  static void add_products(const uint16_t* values) {
-    tile_load<B>(values, 64);
-    tile_dot_bf16<Sum, 4, B>();
+  void add_products(const uint16_t* values) const {
+    tiles_.load<B>(values, 64);
+    tiles_.dot_bf16<Sum, 4, B>();
   }
 
   void finish(const Block& b, int64_t span) {
@@ -266,6 +268,7 @@ private:
   }
 
   const TaskView& v_;
+  Tiles& tiles_;
   const int64_t width_;  // of a row of keys or values in whole tile rows
   TileQueries queries_;
   SpanRows found_;

@@ -21,7 +21,7 @@ constexpr bool kHasPlanes = true;
 constexpr bool kHasPlanes = false;
 #endif
 
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
 constexpr int64_t kFewestTileRows = 5;
 constexpr int64_t kMostTileGroups = 512;  // K = 16,384
 constexpr int64_t kGroupTileBytes = 2 * kRowTile * kGroup;
@@ -35,7 +35,7 @@ enum class Layout : uint8_t { rows, planes, halves };
 
 static inline Layout layout_of(const Codes& codes) {
   if (kHasPlanes && codes.kind == Input::codes12) return Layout::planes;
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
   if (fits_tiles(codes)) return Layout::halves;
 #endif
   return Layout::rows;
@@ -89,7 +89,7 @@ static inline void put_scale(const Codes& to, int64_t row, float* scales, const 
 // 32 whole numbers and what they stand for.
 static inline void put_codes(const Codes& to, int64_t row, int64_t g, const f32x16& low, const f32x16& high,
                              const GroupScale& scale) {
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
   if (layout_of(to) == Layout::halves) {
     const int64_t tile = row / kRowTile * (to.k / kGroup) + g, r = row % kRowTile;
     auto* codes = reinterpret_cast<uint8_t*>(to.codes) + tile * kGroupTileBytes + r * kGroup;

@@ -72,7 +72,7 @@ void run_tile(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
 }  // namespace RAMET_ISA
 }  // namespace ramet
 #include "ops/quantized.h"
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
 #include "ops/half_tiles.h"
 #include "ops/tiles.h"
 #endif
@@ -92,7 +92,7 @@ void run_dense(const Matrix& w, int64_t panel, int64_t num, const Activations& a
 
 template <Format F>
 void quantized_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
   if (fits_tiles(a.codes_for(F))) return linear_tiles<F>(w, a, out, begin, end);
 #endif
   linear_quantized<F>(w, a, out, begin, end);
@@ -100,7 +100,7 @@ void quantized_as(const Matrix& w, const Activations& a, const Output& out, int6
 
 template <Format F>
 void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t begin, int64_t end) {
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
   if constexpr (F == Format::bf16) return linear_halves(w, a, out, begin, end);
 #endif
   for (int64_t block = 0; block < a.rows; block += kRowBlock) {
@@ -124,7 +124,7 @@ void linear_as(const Matrix& w, const Activations& a, const Output& out, int64_t
 }  // namespace
 
 Input input_of(Format format) {
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
   if (format == Format::bf16) return Input::halves;
 #endif
   if (format == Format::q4) return Input::codes12;

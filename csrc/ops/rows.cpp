@@ -36,7 +36,7 @@ void quantize(const float* x, const Codes& to, int64_t row, Columns columns) {
   }
 }
 
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
 // What is not finite has no second half. K is filled up with zeros.
 void split(const float* x, const Halves& to, int64_t row, Columns columns) {
   for (int64_t k = columns.begin; k < columns.end; k += 16, x += 16) {

@@ -7,7 +7,7 @@
 namespace ramet {
 namespace RAMET_ISA {
 
-#ifdef RAMET_TILES
+#ifdef RAMET_TILE_UNIT
 constexpr auto kSplit = split;
 #else
 constexpr void (*kSplit)(const float*, const Halves&, int64_t, Columns) = nullptr;

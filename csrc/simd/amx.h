@@ -3,37 +3,11 @@
 #pragma once
 #include "simd/avx512.h"
 
-#define RAMET_TILES
+#define RAMET_TILES      // of bfloat16, for attention
+#define RAMET_TILE_UNIT  // and of bytes, for products
 
 namespace ramet {
 namespace RAMET_ISA {
-
-// What the eight tile registers of this thread hold, from construction to destruction: rows and bytes a row.
-class Tiles {
-public:
-  struct Shape {
-    uint8_t rows;
-    uint16_t row_bytes;
-  };
-
-  explicit Tiles(const Shape (&shapes)[8]) {
-    for (int i = 0; i < 8; ++i) {
-      config_.rows[i] = shapes[i].rows;
-      config_.row_bytes[i] = shapes[i].row_bytes;
-    }
-    asm volatile("ldtilecfg %0" : : "m"(config_));  // GCC's own wrapper forgets that memory is read
-  }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-
-private:
-  struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config_;
-};
 
 // Vectors count as tiles do from construction to destruction: denormal operands and results are zero.
 class TileArithmetic {
@@ -77,6 +51,50 @@ static inline void tile_dot_bytes() {
   else
     asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
 }
+
+// What the eight tile registers of this thread hold, from construction to destruction: rows and bytes a row.
+class Tiles {
+public:
+  struct Shape {
+    uint8_t rows;
+    uint16_t row_bytes;
+  };
+
+  explicit Tiles(const Shape (&shapes)[8]) {
+    for (int i = 0; i < 8; ++i) {
+      config_.rows[i] = shapes[i].rows;
+      config_.row_bytes[i] = shapes[i].row_bytes;
+    }
+    asm volatile("ldtilecfg %0" : : "m"(config_));  // GCC's own wrapper forgets that memory is read
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  template <int T>
+  void load(const void* p, int64_t stride) const {
+    tile_load<T>(p, stride);
+  }
+  template <int T>
+  void store(void* p, int64_t stride) const {
+    tile_store<T>(p, stride);
+  }
+  template <int T>
+  void zero() const {
+    tile_zero<T>();
+  }
+  template <int Sum, int A, int B>
+  void dot_bf16() const {
+    tile_dot_bf16<Sum, A, B>();
+  }
+
+private:
+  struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config_;
+};
 
 }  // namespace RAMET_ISA
 }  // namespace ramet

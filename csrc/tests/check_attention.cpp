@@ -75,7 +75,8 @@ void check_scores(Kernels& kernels, KVFormat format, int64_t group, int64_t head
     }
   }
   const std::string isa = kernels.ops().name;
-  const bool by_tiles = isa == "amx" && format != KVFormat::f32;  // 8 bits of each query and weight
+  const bool by_tiles =
+      (isa == "amx" || isa == "avx512_bf16") && format != KVFormat::f32;  // 8 bits of each query and weight
   expect_near(got, want, by_tiles ? 1e-2f : 2e-5f, isa + " attention");
 }
 

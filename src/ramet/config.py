@@ -180,7 +180,7 @@ class RunnerConfig:
         unset="all cores",
     )
     isa: str | None = _option(
-        None, "instruction set of the kernels", "amx, avx512, avx_vnni, avx2, neon or generic.", unset="best"
+        None, "instruction set of the kernels", "amx, avx512_bf16, avx512, avx_vnni, avx2, neon or generic.", unset="best"
     )
 
     def __post_init__(self) -> None:

@@ -104,7 +104,7 @@ def attend(backend: Backend, sequence: Sequence, page_size: int, chunks: list[in
 
 
 def takes_tiles(backend: Backend, kv: KVFormat) -> bool:
-    return backend.isa == "amx" and kv != "float32"
+    return backend.isa in ("amx", "avx512_bf16") and kv != "float32"
 
 
 def rounded(backend: Backend, kv: KVFormat, x: npt.NDArray[np.floating], scale: float = 1.0) -> npt.NDArray[np.float64]:
@@ -160,7 +160,15 @@ def test_long_context(backend: Backend, kv: KVFormat) -> None:
 def test_bits_do_not_depend_on_pages_or_chunks(backend: Backend, kv: KVFormat) -> None:
     sequence = Sequence(5, 301, (3, 1), 40)
     want = attend(backend, sequence, 16, [301], kv)
-    for page_size, chunks in [(1, [301]), (3, [200, 101]), (64, [7] * 43), (16, [290, *[1] * 11]), (128, [100, 5, 150, 46])]:
+    few = [250, 2, 3, 4, 5, 2, 3, 1, 4, 5, 2, 3, 4, 13]  # rows of a sequence that go one after another, or in a block
+    for page_size, chunks in [
+        (1, [301]),
+        (3, [200, 101]),
+        (64, [7] * 43),
+        (16, [290, *[1] * 11]),
+        (128, [100, 5, 150, 46]),
+        (16, few),
+    ]:
         assert attend(backend, sequence, page_size, chunks, kv).tobytes() == want.tobytes(), (page_size, chunks)
 
 

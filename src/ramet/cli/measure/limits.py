@@ -14,7 +14,7 @@ __all__ = ["SEVERAL", "Limits", "Rates", "Work", "far_bytes", "linear_work", "pe
 SEVERAL = 3  # windows of which the best is a limit: a neighbour can only make a machine look slower
 _FAR_BYTES = 1 << 30
 # Sets that have the instructions of another one too.
-_BUILT_ON = {"amx": ("amx", "avx512"), "avx_vnni": ("avx_vnni", "avx2")}
+_BUILT_ON = {"amx": ("amx", "avx512"), "avx512_bf16": ("avx512_bf16", "avx512"), "avx_vnni": ("avx_vnni", "avx2")}
 
 
 @dataclass(frozen=True, slots=True)
