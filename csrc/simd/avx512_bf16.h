@@ -6,6 +6,8 @@
 #include "simd/avx512.h"
 
 #define RAMET_TILES
+// Whoever has these instructions and no AMX is a Zen, mostly. What products make of that: quantized.h.
+#define RAMET_ZEN
 
 namespace ramet {
 namespace RAMET_ISA {
