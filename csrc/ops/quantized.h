@@ -1,11 +1,9 @@
 // Quantised products by vectors: exact integer dots inside a group, one float chain over the groups. Part of
 // linear.cpp, compiled once per instruction set.
 //
-// One or two tiles of rows take codes apart in registers. With more, a stretch of a panel is taken
-// apart once into the nearest cache, and all rows of a block pass over it: what is left is a load, a product
-// and a sum. Accumulators of a tile fill the registers, so the float chains lie in memory. A Zen takes codes
-// apart beside its products, on ports of their own, and stores half as many vectors as it loads: there all
-// tiles are of the first kind.
+// One or two tiles of rows take codes apart in registers. With more, the first rows of a block do so for a
+// stretch of a panel, and keep what they have in the nearest cache, so that for the others a load, a product
+// and a sum are left. Accumulators of a tile fill the registers, so the float chains lie in memory.
 #pragma once
 #include "ops/codes.h"
 
@@ -13,28 +11,28 @@ namespace ramet {
 namespace RAMET_ISA {
 namespace {
 
-// With so few rows a product waits for the weights. They are asked for this far ahead, in the order in which
-// they will be read: machines' own prefetchers lose the track at pages' ends and where panels turn to scales.
-// A Zen's nearest cache can wait for 24 lines at a time, 13 GB/s, so there they are asked for in the second.
-#ifdef RAMET_ZEN
-constexpr int kStreamingRows = kCodeRows;
-constexpr int64_t kGroupsAhead = 12;
-constexpr int kNearness = 2;  // of __builtin_prefetch
-#else
-constexpr int kStreamingRows = 4;
+// Weights are asked for this far ahead, in the order in which they will be read: machines' own prefetchers
+// lose the track at pages' ends and where panels turn to scales. What the nearest cache is asked for takes
+// the places of what is being read (so Zen 4 reads at half its rate), hence the second one, further ahead.
+// Sets with tiles have vectors for few rows only, and keep what was measured with them.
+#ifdef RAMET_TILE_UNIT
 constexpr int64_t kGroupsAhead = 8;
-constexpr int kNearness = 3;
+constexpr int kAskedCache = 3;  // the nearest, in the words of __builtin_prefetch
+#else
+constexpr int64_t kGroupsAhead = 16;
+constexpr int kAskedCache = 2;  // the second
 #endif
 
 constexpr int64_t kCodeRowBlock = 64;            // rows whose codes stay in the second cache
 constexpr int kPairs = kGroup / 2;               // of inputs in a group
 constexpr int kCodePanels = kRegs == 1 ? 2 : 1;  // of a tile
 #ifdef RAMET_ZEN
-constexpr int64_t kPackedRows = INT64_MAX;
+constexpr int64_t kPackedRows = INT64_MAX;  // codes are taken apart beside products, and stores are dear
 #else
 constexpr int64_t kPackedRows = 2 * kCodeRows;  // two tiles cost as much as taking a panel apart for them
 #endif
-constexpr int kWideGroups = 8 / kCodePanels;  // taken apart at a time
+constexpr int kWideGroups = 8 / kCodePanels;            // kept at a time
+constexpr int kFirstRows = kRegs == 1 ? kCodeRows : 2;  // which keep them: few registers have room for fewer
 
 template <Format F>
 constexpr int kParts = F == Format::q8 ? 2 : 4;  // of a word of 16 bits, one code each
@@ -85,11 +83,32 @@ RAMET_INLINE void add_part(const pairs16 (&parts)[P], const int16_t* x, int64_t 
   }
 }
 
-template <Format F, int S, int M, int P>
+// A stretch of some panels, taken apart.
+template <int P>
+struct Wide {
+  pairs16 parts[kWideGroups][kPairs][P];
+  f32x16 scales[kWideGroups][P], mins[kWideGroups][P];
+
+  RAMET_INLINE void keep(int64_t g, int pair, int p, const pairs16& part) { parts[g][pair][p] = part; }
+  RAMET_INLINE void keep_scales(int64_t g, int p, const f32x16& scale, const f32x16& min) {
+    scales[g][p] = scale;
+    mins[g][p] = min;
+  }
+};
+// Where no other rows come after.
+struct NothingKept {
+  RAMET_INLINE void keep(int64_t, int, int, const pairs16&) const {}
+  RAMET_INLINE void keep_scales(int64_t, int, const f32x16&, const f32x16&) const {}
+};
+
+template <Format F, int S, int M, int P, class Kept>
 RAMET_INLINE void add_part_of(const codes16 (&codes)[P], int i, const int16_t* group, int64_t next_row,
-                              dots16 (&sums)[M][P]) {
+                              dots16 (&sums)[M][P], int64_t g, Kept& kept) {
   pairs16 parts[P];
-  RAMET_UNROLL for (int p = 0; p < P; ++p) parts[p] = part_of<F, S, kInPlace<F, M>>(codes[p]);
+  RAMET_UNROLL for (int p = 0; p < P; ++p) {
+    parts[p] = part_of<F, S, kInPlace<F, M>>(codes[p]);
+    kept.keep(g, inputs_of<F>(i, S), p, parts[p]);
+  }
   add_part<F, M, P>(parts, group + 2 * inputs_of<F>(i, S), next_row, sums);
 }
 
@@ -117,30 +136,30 @@ RAMET_INLINE dots16 whole_sum(const dots16 (&sums)[C][M][P], int m, int p) {
 template <Format F, int P>
 RAMET_INLINE void fetch_ahead(const Matrix& w, const uint8_t* panel, int64_t g) {
   const int64_t num_groups = w.k / kGroup;
-  const bool is_next = g + kGroupsAhead >= num_groups;
-  const int64_t at = g + kGroupsAhead - (is_next ? num_groups : 0);
+  const int64_t ahead = g + (num_groups < kGroupsAhead ? num_groups : kGroupsAhead);
+  const bool is_next = ahead >= num_groups;
+  const int64_t at = ahead - (is_next ? num_groups : 0);
   const uint8_t* from = panel + (is_next ? P * w.panel_bytes : 0);
+  const auto fetch = [](const uint8_t* line) { __builtin_prefetch(line, 0, kAskedCache); };
   RAMET_UNROLL for (int p = 0; p < P; ++p) {
     const uint8_t* codes = from + static_cast<size_t>(p) * w.panel_bytes;
-    RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i)
-        __builtin_prefetch(codes + (at * kSteps<F> + i) * 64, 0, kNearness);
-    __builtin_prefetch(codes + code_bytes(F, w.k) + at * kScales<F> * 2, 0, kNearness);
+    RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i) fetch(codes + (at * kSteps<F> + i) * 64);
+    fetch(codes + code_bytes(F, w.k) + at * kScales<F> * 2);
   }
 }
 
-// Sums of M rows by P panels over all of K, straight from the packed codes.
-template <Format F, int M, int P>
+// Rows m0 to m0 + M by P panels over `num` groups from g0 on, straight from the packed codes.
+template <Format F, int M, int P, class Kept>
 RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activations& a, int64_t m0,
-                             f32x16 (&acc)[M][P]) {
+                             int64_t g0, int64_t num, f32x16 (*acc)[P], Kept& kept) {
   // One sum waits for its last product, and small tiles have few of them, so theirs are split where a panel
   // is one register: integers may be.
   constexpr int kFree = kRegs == 1 ? 8 / (M * P) : 1;
   constexpr int C = kFree < 1 ? 1 : kFree < kParts<F> ? kFree : kParts<F>;
-  const int64_t num_groups = a.k / kGroup;
   const CodePlace rows = place_of(a.codes_for(F), m0);
   const uint8_t* scales = panel + code_bytes(F, a.k);
-  for (int64_t g = 0; g < num_groups; ++g) {
-    if constexpr (M <= kStreamingRows) fetch_ahead<F, P>(w, panel, g);
+  for (int64_t g = g0; g < g0 + num; ++g) {
+    fetch_ahead<F, P>(w, panel, g);
     dots16 sums[C][M][P];
     RAMET_UNROLL for (int c = 0; c < C; ++c) {
       RAMET_UNROLL for (int m = 0; m < M; ++m) {
@@ -152,17 +171,18 @@ RAMET_INLINE void add_packed(const Matrix& w, const uint8_t* panel, const Activa
       RAMET_UNROLL for (int p = 0; p < P; ++p) codes[p] =
           load_codes(panel + static_cast<size_t>(p) * w.panel_bytes + (g * kSteps<F> + i) * 64);
       const int16_t* group = rows.codes + g * rows.next_group;
-      add_part_of<F, 0>(codes, i, group, rows.next_row, sums[0]);
-      add_part_of<F, 1>(codes, i, group, rows.next_row, sums[1 % C]);
+      add_part_of<F, 0>(codes, i, group, rows.next_row, sums[0], g - g0, kept);
+      add_part_of<F, 1>(codes, i, group, rows.next_row, sums[1 % C], g - g0, kept);
       if constexpr (F == Format::q4) {
-        add_part_of<F, 2>(codes, i, group, rows.next_row, sums[2 % C]);
-        add_part_of<F, 3>(codes, i, group, rows.next_row, sums[3 % C]);
+        add_part_of<F, 2>(codes, i, group, rows.next_row, sums[2 % C], g - g0, kept);
+        add_part_of<F, 3>(codes, i, group, rows.next_row, sums[3 % C], g - g0, kept);
       }
     }
     RAMET_UNROLL for (int p = 0; p < P; ++p) {
       const auto* halves = reinterpret_cast<const uint16_t*>(scales + static_cast<size_t>(p) * w.panel_bytes);
       halves += g * kScales<F>;
       const f32x16 scale = load_f16(halves), min = load_f16(halves + kScales<F> - kPanel);
+      kept.keep_scales(g - g0, p, scale, min);
       RAMET_UNROLL for (int m = 0; m < M; ++m) {
         const dots16 sum = whole_sum<F, M, P, C>(sums, m, p);
         acc[m][p] = add_group<F>(acc[m][p], sum, scale, min, rows.scales_of(m, g), rows.offset);
@@ -175,7 +195,8 @@ template <Format F, int M, int P>
 void run_packed(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
   f32x16 acc[M][P];
   RAMET_UNROLL for (int m = 0; m < M; ++m) { RAMET_UNROLL for (int p = 0; p < P; ++p) acc[m][p] = set(0.0f); }
-  add_packed<F, M, P>(w, w.panel(panel), a, m0, acc);
+  NothingKept nothing;
+  add_packed<F, M, P>(w, w.panel(panel), a, m0, 0, w.k / kGroup, acc, nothing);
   RAMET_UNROLL for (int p = 0; p < P; ++p) {
     RAMET_UNROLL for (int m = 0; m < M; ++m) put(out, m0 + m, (panel + p) * kPanel, w.n, acc[m][p]);
   }
@@ -186,34 +207,6 @@ template <Format F, int M, int P>
 void run_next(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, const Output& out) {
   if (a.rows - m0 >= M) return run_packed<F, M, P>(w, panel, a, m0, out);
   if constexpr (M > 1) run_next<F, M - 1, P>(w, panel, a, m0, out);
-}
-
-// A stretch of some panels, taken apart.
-template <int P>
-struct Wide {
-  pairs16 parts[kWideGroups][kPairs][P];
-  f32x16 scales[kWideGroups][P], mins[kWideGroups][P];
-};
-
-template <Format F, int P>
-void widen(const Matrix& w, int64_t panel, int64_t g0, int64_t num, Wide<P>& to) {
-  for (int p = 0; p < P; ++p) {
-    const uint8_t* packed = w.panel(panel + p);
-    const auto* halves = reinterpret_cast<const uint16_t*>(packed + code_bytes(F, w.k));
-    for (int64_t g = 0; g < num; ++g) {
-      RAMET_UNROLL for (int i = 0; i < kSteps<F>; ++i) {
-        const codes16 codes = load_codes(packed + ((g0 + g) * kSteps<F> + i) * 64);
-        to.parts[g][inputs_of<F>(i, 0)][p] = part_of<F, 0>(codes);
-        to.parts[g][inputs_of<F>(i, 1)][p] = part_of<F, 1>(codes);
-        if constexpr (F == Format::q4) {
-          to.parts[g][inputs_of<F>(i, 2)][p] = part_of<F, 2>(codes);
-          to.parts[g][inputs_of<F>(i, 3)][p] = part_of<F, 3>(codes);
-        }
-      }
-      to.scales[g][p] = load_f16(halves + (g0 + g) * kScales<F>);
-      if constexpr (F == Format::q4) to.mins[g][p] = load_f16(halves + (g0 + g) * kScales<F> + kPanel);
-    }
-  }
 }
 
 // Rows m0 to m0 + M over `num` groups from g0 on.
@@ -247,8 +240,8 @@ void run_wide(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   }
   for (int64_t g = 0; g < w.k / kGroup; g += kWideGroups) {
     const int64_t left = w.k / kGroup - g, num = left < kWideGroups ? left : kWideGroups;
-    widen<F>(w, panel, g, num, wide);
-    int64_t m = 0;
+    add_packed<F, kFirstRows, P>(w, w.panel(panel), a, m0, g, num, acc, wide);
+    int64_t m = kFirstRows;
     for (; m + kCodeRows <= rows; m += kCodeRows) add_wide<F, kCodeRows>(wide, a, m0 + m, g, num, acc + m);
     if constexpr (kCodeRows > 4) {
       for (; m + 4 <= rows; m += 4) add_wide<F, 4>(wide, a, m0 + m, g, num, acc + m);
@@ -263,11 +256,12 @@ void run_wide(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, 
   }
 }
 
+// A block of so few rows that it needs nothing kept is the last one.
 template <Format F, int P>
 void run_panels(const Matrix& w, int64_t panel, const Activations& a, int64_t m0, int64_t rows,
                 const Output& out) {
-  if (a.rows > kPackedRows) return run_wide<F, P>(w, panel, a, m0, rows, out);
-  for (int64_t m = m0; m < m0 + rows; m += kCodeRows) run_next<F, kCodeRows, P>(w, panel, a, m, out);
+  if (rows > kPackedRows) return run_wide<F, P>(w, panel, a, m0, rows, out);
+  for (int64_t m = 0; m < rows; m += kCodeRows) run_next<F, kCodeRows, P>(w, panel, a, m0 + m, out);
 }
 
 template <Format F>

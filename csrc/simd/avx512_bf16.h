@@ -6,7 +6,7 @@
 #include "simd/avx512.h"
 
 #define RAMET_TILES
-// Whoever has these instructions and no AMX is a Zen, mostly. What products make of that: quantized.h.
+// Whoever has these instructions and no AMX is a Zen, mostly: quantized.h makes something of that.
 #define RAMET_ZEN
 
 namespace ramet {

@@ -99,7 +99,7 @@ void check_products(Kernels& kernels) {
   for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8, Format::q4}) {
     check_linear(kernels, format, 37, 96);
     check_linear(kernels, format, 16, 32);
-    for (const int64_t rows : {1, 5, 17, 70}) check_linear(kernels, format, 5, 160, rows);
+    for (const int64_t rows : {1, 5, 17, 70}) check_linear(kernels, format, 37, 160, rows);
     for (const int64_t rows : {1, 3, 45}) check_prologue(kernels, format, rows);
     check_nan(kernels, format);
   }
