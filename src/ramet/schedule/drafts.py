@@ -19,7 +19,8 @@ __all__ = ["NO_DRAFTS", "Drafters", "plan_drafts"]
 
 _T = TypeVar("_T")
 _LEAST = 0.2  # what is less likely is not asked for
-_FIXED_ROWS = 10  # what a step costs whatever is in it, in rows
+_FIXED_ROWS = 7  # what a step costs whatever is in it, in rows: 4 with vectors, some 10 with tiles
+_FEW_ROWS = 4  # cost what one does: the time goes to reading weights
 _BLOCK_ROWS = 16  # kernels take so many at a time: of a row half the cost is its block's
 
 
@@ -96,5 +97,6 @@ def _worth(offers: Mapping[int, list[Draft]], budget: int, num_sampled: int, num
 
 def _cost(num_rows: int) -> float:
     """Of a step, in rows."""
+    num_rows = max(num_rows, _FEW_ROWS)
     in_blocks = num_rows if num_rows <= _BLOCK_ROWS else -(-num_rows // _BLOCK_ROWS) * _BLOCK_ROWS
     return _FIXED_ROWS + (num_rows + in_blocks) / 2

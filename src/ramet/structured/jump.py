@@ -12,34 +12,54 @@ from typing import NamedTuple
 
 from ramet.core.ports import Draft, Matcher
 from ramet.core.request import Namespace, Sequence
-from ramet.structured.habits import NO_GUESS, Habits
+from ramet.structured.habits import Habit, Habits, Trust
 
-__all__ = ["JumpForward", "Place", "Speller"]
+__all__ = ["NO_GUESS", "JumpForward", "Place", "Speller"]
 
 _MAX_NAMESPACES = 64
 _MAX_PLACES = 4_000  # of one namespace and one kind: 3 MB in all three kinds
 _MAX_DRAFTS = 48
+_MAX_OWN = 256  # places of one text: 64 KB
 _NEAR, _FAR = 2, 6  # tokens before a place: what comes behind two is soon known, behind six it is surer
 _MOST_SPELT = 64  # bytes of forced text that are looked at for its first token
 _USUAL_TRUST = 0.7  # in the tokenizer's own way to cut a text
+NO_GUESS = (-1, 0.0)
 
 
 class Place(NamedTuple):
-    """In whose text and behind which tokens a token comes and, where that is known, of which forced text it is the beginning."""
+    """In whose text and behind which tokens a token comes and, where that is known, of which forced text it is the beginning.
+
+    ``own`` is what came last behind each token of the text itself: one that breaks lines in a way will go on in it.
+    """
 
     whose: Namespace
+    own: Habits[int]
     near: tuple[int, ...]
     far: tuple[int, ...]
     forced: bytes
 
 
 class _Hand:
-    """How one namespace writes: what came last behind so many tokens, and how forced text was cut."""
+    """How one namespace writes: what came last behind so many tokens, how forced text was cut, and how far to trust in that."""
 
     def __init__(self) -> None:
-        self.near: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
-        self.far: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
-        self.cuts: Habits[bytes] = Habits(_MAX_PLACES)
+        self._near: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self._far: Habits[tuple[int, ...]] = Habits(_MAX_PLACES)
+        self._cuts: Habits[bytes] = Habits(_MAX_PLACES)
+        self.trust = Trust(4)
+
+    def habits(self, place: Place) -> tuple[Habit | None, ...]:
+        """What each kind of them says of a place."""
+        cut = self._cuts.at(place.forced) if place.forced else None
+        return self._near.at(place.near), self._far.at(place.far), cut, place.own.at(place.near[-1])
+
+    def learn(self, place: Place, is_behind_miss: bool, token_id: int) -> None:
+        self.trust.learn(token_id, self.habits(place), is_behind_miss)
+        self._near.learn(place.near, token_id)
+        self._far.learn(place.far, token_id)
+        if place.forced:
+            self._cuts.learn(place.forced, token_id)
+        place.own.learn(place.near[-1], token_id)
 
 
 _UNKNOWN = _Hand()  # nothing is ever learnt of it
@@ -64,16 +84,15 @@ class Speller:
     def guess(self, place: Place, is_behind_miss: bool) -> tuple[int, float]:
         """The token that is likeliest to come there, and how likely that is."""
         hand = self._hands.get(place.whose, _UNKNOWN)
-        best = hand.far.guess(place.far, is_behind_miss)
-        near = hand.near.guess(place.near, is_behind_miss)
-        if near[1] > best[1]:
-            best = near
-        if place.forced:
-            cut = hand.cuts.guess(place.forced, is_behind_miss)
-            if cut[1] > best[1] or (best is not NO_GUESS and not self._fits(best[0], place.forced)):
-                best = cut
-            if best is NO_GUESS and (usual := self._encode(place.forced)):
-                best = usual[0], _USUAL_TRUST
+        habits = hand.habits(place)
+        best = NO_GUESS
+        for token_id in {habit[0] for habit in habits if habit is not None}:
+            if not place.forced or self._fits(token_id, place.forced):
+                trust = hand.trust.of(token_id, habits, is_behind_miss)
+                if trust > best[1]:
+                    best = token_id, trust
+        if best is NO_GUESS and place.forced and (usual := self._encode(place.forced)):
+            best = usual[0], _USUAL_TRUST
         return best
 
     def learn(self, place: Place, is_behind_miss: bool, token_id: int) -> None:
@@ -84,10 +103,7 @@ class Speller:
                 self._give_one_up()
             hand = self._hands[place.whose] = _Hand()
         self._hands.move_to_end(place.whose)
-        hand.near.learn(place.near, is_behind_miss, token_id)
-        hand.far.learn(place.far, is_behind_miss, token_id)
-        if place.forced:
-            hand.cuts.learn(place.forced, is_behind_miss, token_id)
+        hand.learn(place, is_behind_miss, token_id)
 
     def forget(self) -> None:
         """All that was learnt, of every namespace."""
@@ -114,6 +130,7 @@ class JumpForward:
         self._seq = seq
         self._matcher = matcher
         self._speller = speller
+        self._own: Habits[int] = Habits(_MAX_OWN)
         self._drafts: list[Draft] = []  # all that were guessed and did not fail; they are kept until they come
         self._places: list[Place] = []  # before each of them, and perhaps behind the last one
         self._is_behind_miss = False  # whether the last token was not the one that was guessed
@@ -151,7 +168,7 @@ class JumpForward:
         tokens = [*self._seq.tokens.view()[-_FAR:].tolist(), *[draft.token_id for draft in drafts]]
         likelihood = drafts[-1].likelihood if drafts else 1.0
         while True:
-            place = Place(request.namespace, tuple(tokens[-_NEAR:]), tuple(tokens[-_FAR:]), forced[:_MOST_SPELT])
+            place = Place(request.namespace, self._own, tuple(tokens[-_NEAR:]), tuple(tokens[-_FAR:]), forced[:_MOST_SPELT])
             token_id, trust = self._speller.guess(place, self._is_behind_miss)
             self._places.append(place)
             likelihood *= trust

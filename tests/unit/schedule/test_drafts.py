@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,6 +66,35 @@ def test_guesses_take_only_what_is_left_of_a_step() -> None:
         bench.finish_step()
     assert most == 8
     bench.check_against_cold()
+
+
+def test_a_guess_is_verified_where_it_is_worth_its_row() -> None:
+    """Unlikely ones beside few rows, where they cost next to nothing; beside many likely ones alone, and these fill a block."""
+
+    answers = ColdAnswers()
+
+    class One(Oracle):
+        def __init__(self, likelihood: float, seq: Sequence) -> None:
+            super().__init__(seq, answers(seq), VOCAB_SIZE)
+            self._likelihood = likelihood
+
+        def propose(self, most: int, least: float) -> list[Draft]:
+            return [draft._replace(likelihood=self._likelihood) for draft in super().propose(most, least)[:1]]
+
+    num_rows = []
+    for num_seqs, likelihood in [(1, 0.1), (12, 0.3), (12, 0.97)]:
+        make = partial(One, likelihood)
+        bench = Bench(drafters=Drafters(make), num_pages=400, max_running_seqs=16)
+        for i in range(num_seqs):
+            bench.submit([5, 6, 7, i + 20], temperature=0, max_tokens=8, ignore_eos=True)
+        bench.step()
+        sizes = []
+        while bench.engine.has_work:
+            bench.engine.begin_step()
+            sizes += [batch.num_tokens for batch in bench.runner.launched]
+            bench.finish_step()
+        num_rows.append(max(sizes))
+    assert num_rows == [2, 12, 16]
 
 
 def test_nobody_is_preempted_for_a_guess() -> None:
