@@ -17,7 +17,7 @@ from ramet.structured.habits import Habit, Habits, Trust
 __all__ = ["NO_GUESS", "JumpForward", "Place", "Speller"]
 
 _MAX_NAMESPACES = 64
-_MAX_PLACES = 4_000  # of one namespace and one kind: 3 MB in all three kinds
+_MAX_PLACES = 4_000  # of one namespace and one kind: 4 MB in all three kinds
 _MAX_DRAFTS = 48
 _MAX_OWN = 256  # places of one text: 64 KB
 _NEAR, _FAR = 2, 6  # tokens before a place: what comes behind two is soon known, behind six it is surer
