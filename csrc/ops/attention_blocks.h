@@ -73,6 +73,7 @@ public:
 
   // The one block of heads that stand together once for each of them, other heads' queries being zero.
   void part_heads() const {
+    if (v_.num_kv_heads == 1) return;
     for (int64_t k = v_.num_kv_heads; k-- > 0;) {  // the first is where all of them are, so it comes last
       const auto own = static_cast<__mmask16>(((1 << v_.per_kv_head) - 1) << k * v_.per_kv_head);
       for (int64_t i = 0; i < kTile * width_; i += kWide)

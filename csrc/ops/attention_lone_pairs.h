@@ -32,9 +32,10 @@ public:
     w.start();
     for (int64_t i = 0; i < v_.num_queries * width_; i += 16) store(sums + i, set(0.0f));
     for (int64_t j = b.begin; j < b.end; j += kStep) {
-      score(step_at(b, j, &SpanRows::keys), step_at(b, j, &SpanRows::values));
+      const Rows32 values = found_.values_of_step(j, b.end);
+      score(found_.keys_of_step(j, b.end), values);
       weigh(b, w, j);
-      add_values(b, j, step_at(b, j, &SpanRows::values), step_at(b, j + kStep, &SpanRows::keys), sums);
+      add_values(b, j, values, found_.keys_of_step(j + kStep, b.end), sums);
     }
     const bool good = w.are_good(b.lanes());
     b.weights = w;
@@ -42,16 +43,7 @@ public:
   }
 
 private:
-  // Rows of 32 positions.
-  struct Step {
-    Rows16 halves[2];
-  };
-  Step step_at(const Block& b, int64_t j, const Rows16& (SpanRows::*rows)(int64_t) const) const {
-    if (j >= b.end) return {{{weights_, 0}, {weights_, 0}}};  // that may be asked for in vain
-    return {{(found_.*rows)(j), (found_.*rows)(j + kTile)}};
-  }
-
-  // Some numbers of 16 rows of the next step, asked for a few lines at a time: many at once are not heard.
+  // Some numbers of 16 rows that come next, asked for a few lines at a time: many at once are not heard.
   struct Lines {
     const uint16_t* row;
     int64_t apart, num, d = 0;
@@ -84,7 +76,7 @@ private:
   }
 
   // Scores of 32 positions, [32 positions][16 queries].
-  void score(const Step& keys, const Step& next) const {
+  void score(const Rows32& keys, const Rows32& next) const {
     each_few([&](auto few, int64_t k, int64_t query) { score_queries(few, keys, next, k, query); });
     for (int64_t half = 0; half < kStep; half += kTile) {
       f32x16 x[kTile];
@@ -96,7 +88,7 @@ private:
   }
   // Those of Q queries of a head, [16 queries][32 positions].
   template <int Q>
-  RAMET_INLINE void score_queries(Few<Q>, const Step& keys, const Step& next, int64_t k,
+  RAMET_INLINE void score_queries(Few<Q>, const Rows32& keys, const Rows32& next, int64_t k,
                                   int64_t query) const {
     __m512 sums[2][Q];
     RAMET_UNROLL for (int q = 0; q < Q; ++q) sums[0][q] = sums[1][q] = _mm512_setzero_ps();
@@ -129,7 +121,7 @@ private:
   }
 
   // Weights times values of 32 positions.
-  void add_values(const Block& b, int64_t j, const Step& values, const Step& next, float* sums) const {
+  void add_values(const Block& b, int64_t j, const Rows32& values, const Rows32& next, float* sums) const {
     const int64_t num = b.seen_end - j < kStep ? b.seen_end - j : kStep;
     each_few([&](auto few, int64_t k, int64_t query) {
       for (int64_t half = 0; half < 2 && half * kTile < num; ++half) {

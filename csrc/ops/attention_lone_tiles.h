@@ -42,8 +42,8 @@ public:
     for (int64_t j = b.begin; j < b.end; j += kStep) {
       weigh(b, w, j);
       if (j + kStep < b.end) begin_scores(j + kStep);
-      next_values_ = step_at(b, j + kStep, &SpanRows::values);
-      next_keys_ = step_at(b, j + 2 * kStep, &SpanRows::keys);
+      next_values_ = found_.values_of_step(j + kStep, b.end);
+      next_keys_ = found_.keys_of_step(j + 2 * kStep, b.end);
       const TileArithmetic as_in_tiles;
       add_values(b, j, sums);
     }
@@ -54,20 +54,6 @@ public:
   }
 
 private:
-  // Rows of 32 positions.
-  struct Step {
-    Rows16 halves[2];
-
-    Rows16 from(int64_t p) const {
-      const Rows16& half = halves[p / kTile];
-      return {half.rows + p % kTile * half.apart, half.apart};
-    }
-  };
-  Step step_at(const Block& b, int64_t j, const Rows16& (SpanRows::*rows)(int64_t) const) const {
-    if (j >= b.end) return {{{weights_, 0}, {weights_, 0}}};  // that may be asked for in vain
-    return {{(found_.*rows)(j), (found_.*rows)(j + kTile)}};
-  }
-
   // Scores of 32 positions: products of 32 dims of a head, in turn for the first 16 positions and the others.
   void begin_scores(int64_t j) {
     keys_ = {{found_.keys(j), found_.keys(j + kTile)}};
@@ -107,7 +93,7 @@ private:
   // Weights times values of 32 positions. The sums of three queries and 64 dims, or of four and 32, fit
   // registers.
   __attribute__((noinline)) void add_values(const Block& b, int64_t j, float* sums) {
-    values_ = step_at(b, j, &SpanRows::values);
+    values_ = found_.values_of_step(j, b.end);
     num_values_ = b.seen_end - j < kStep ? b.seen_end - j : kStep;
     for (int64_t k = 0; k < v_.num_kv_heads; ++k) {
       const int64_t end = (k + 1) * v_.per_kv_head;
@@ -196,7 +182,7 @@ private:
   int64_t next_product_ = 0, num_values_ = 0;
   const TileQueries& queries_;
   const SpanRows& found_;
-  Step keys_, values_, next_keys_, next_values_;
+  Rows32 keys_, values_, next_keys_, next_values_;
   uint16_t* const weights_;              // of 16 positions, in pairs
   float *const wide_weights_, *scores_;  // [32 positions][16 queries]
 };

@@ -11,6 +11,16 @@ struct Rows16 {
   int64_t apart;  // numbers from row to row
 };
 
+// Those of a step's 32 positions.
+struct Rows32 {
+  Rows16 halves[2];
+
+  Rows16 from(int64_t p) const {
+    const Rows16& half = halves[p / kTile];
+    return {half.rows + p % kTile * half.apart, half.apart};
+  }
+};
+
 class SpanRows {
 public:
   // Numbers that copies of a span take, for keys and for values.
@@ -26,6 +36,9 @@ public:
 
   const Rows16& keys(int64_t j) const { return keys_[j / kTile]; }
   const Rows16& values(int64_t j) const { return values_[j / kTile]; }
+  // Of the step at j; behind the last one, before `end`, rows that may be asked for in vain.
+  Rows32 keys_of_step(int64_t j, int64_t end) const { return step_of(keys_, j, end); }
+  Rows32 values_of_step(int64_t j, int64_t end) const { return step_of(values_, j, end); }
 
   // Of the positions from j on of the span at `begin`. Values that nobody sees are zero, for a weight of zero
   // hides no NaN; keys may be anything, for scores are hidden.
@@ -58,6 +71,10 @@ public:
 private:
   alignas(64) static constexpr uint16_t kNoRows[kTogetherWidth] = {};
 
+  static Rows32 step_of(const Rows16* rows, int64_t j, int64_t end) {
+    if (j >= end) return {{{kNoRows, 0}, {kNoRows, 0}}};
+    return {{rows[j / kTile], rows[j / kTile + 1]}};
+  }
   bool are_neighbours(const int64_t* at) const {  // page after page: any of them may lie elsewhere
     bool all = true;
     for (int64_t i = 1; i < kTile; ++i) all &= at[i] - at[0] == i * apart();

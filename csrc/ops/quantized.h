@@ -14,7 +14,7 @@ namespace {
 // Weights are asked for this far ahead, in the order in which they will be read: machines' own prefetchers
 // lose the track at pages' ends and where panels turn to scales. What the nearest cache is asked for takes
 // the places of what is being read (so Zen 4 reads at half its rate), hence the second one, further ahead.
-// Sets with tiles have vectors for few rows only, and keep what was measured with them.
+// Sets with a unit for tiles have vectors for few rows only, and keep what was measured with them.
 #ifdef RAMET_TILE_UNIT
 constexpr int64_t kGroupsAhead = 8;
 constexpr int kAskedCache = 3;  // the nearest, in the words of __builtin_prefetch
