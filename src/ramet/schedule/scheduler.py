@@ -7,7 +7,6 @@ one and the same. docs/design/scheduling.md has a worked example.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from ramet.config import SchedulerConfig
 from ramet.core.batch import NO_MASKS, Batch
 from ramet.core.ids import SeqId, UInt32
 from ramet.core.output import SequenceUpdate, StepOutput, TokenLogprobs
-from ramet.core.request import Sequence, SequenceState
+from ramet.core.request import Sequence
 from ramet.errors import EngineDead
 from ramet.kv.manager import KVManager
 from ramet.schedule.build import Chunk, build_batch
@@ -26,7 +25,8 @@ from ramet.schedule.drafts import NO_DRAFTS, Drafters, plan_drafts
 from ramet.schedule.masks import fill_masks
 from ramet.schedule.news import News
 from ramet.schedule.outcome import Outcome, own_fault, take_tokens
-from ramet.schedule.policy import Policy, rank
+from ramet.schedule.policy import Policy
+from ramet.schedule.queues import Queues
 from ramet.schedule.sampling_rows import SamplingRows
 
 __all__ = ["Scheduler", "SchedulerStats"]
@@ -70,11 +70,7 @@ class Scheduler:
         self.drafters = drafters
         self._kv = kv
         self._policy = policy
-        self._sequences: dict[SeqId, Sequence] = {}
-        self._running: list[Sequence] = []  # by rank, so that the last one is the victim
-        self._waiting: list[Sequence] = []  # by rank
-        # Sequences that wait for another one, to be forked from it once its prompt is computed. All have its tokens.
-        self._followers: dict[SeqId, list[Sequence]] = {}
+        self._queues = Queues()
         self._rows = SamplingRows()
         self._launched: deque[_Launched] = deque()
         self._news = News()
@@ -86,29 +82,29 @@ class Scheduler:
     @property
     def sequences(self) -> list[Sequence]:
         """All that are not finished, for the audit."""
-        return list(self._sequences.values())
+        return self._queues.all()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._news)
+        return bool(self._queues or self._news)
 
     @property
     def is_full(self) -> bool:
         """As many requests wait to begin as may wait. Those preempted, and more answers to one that runs, do not count."""
         limit = self._config.max_queued_requests
-        if len(self._waiting) < limit:
+        if len(self._queues.waiting) < limit:
             return False  # asked at every submit: counted only where it can matter
-        return sum(1 for seq in self._waiting if seq.index == 0 and not seq.num_preemptions) >= limit
+        return sum(1 for seq in self._queues.waiting if seq.index == 0 and not seq.num_preemptions) >= limit
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The sequence, while it is not finished."""
-        seq = self._sequences.get(seq_id)
+        seq = self._queues.get(seq_id)
         return None if seq is None or seq.is_finished else seq
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._sequences) - len(self._running),
+            num_running=len(self._queues.running),
+            num_waiting=len(self._queues) - len(self._queues.running),
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             num_computed_tokens=self._num_computed_tokens,
@@ -123,10 +119,10 @@ class Scheduler:
         """Queue the sequences of one request. The first goes ahead; the others are forked from it once its prompt is computed."""
         leader, *siblings = seqs
         self._know(leader)
-        self._wait(leader)
+        self._queues.wait(leader)
         for seq in siblings:
             self._know(seq)
-            self._follow(seq, leader)
+            self._queues.follow(seq, leader)
 
     def fork(self, parent: Sequence, seqs: list[Sequence]) -> None:
         """Queue one request's sequences, whose tokens are ``parent``'s now; they take over its KV where there is room."""
@@ -136,7 +132,7 @@ class Scheduler:
         for seq in seqs:
             self._know(seq)
             if parent.num_in_flight_tokens or parent.num_computed_tokens < parent.num_prompt_tokens:
-                self._follow(seq, parent)
+                self._queues.follow(seq, parent)
             else:
                 self._branch(seq, parent)
 
@@ -152,9 +148,8 @@ class Scheduler:
 
         It may have gone in the middle of a move, so what list a sequence should be in is not asked.
         """
-        for seqs in (self._launched, self._running, self._waiting, self._followers):
-            seqs.clear()
-        ended = self.sequences
+        self._launched.clear()
+        ended = self._queues.forget_all()
         for seq in ended:
             seq.num_in_flight_tokens = 0
             error = None if seq.is_finished else message
@@ -193,19 +188,20 @@ class Scheduler:
     def _step_tokens(self) -> int:
         """Tokens that the next step may have: while answers are written, one chunk of prompts, which they all wait for."""
         most, chunk = self._config.max_batch_tokens, self._config.chunked_prefill_size
-        num_writing = sum(1 for seq in self._running if seq.num_remaining_tokens == 1)
+        num_writing = sum(1 for seq in self._queues.running if seq.num_remaining_tokens == 1)
         if chunk is None or num_writing == 0:
             return most
-        return min(most, max(num_writing + chunk, len(self._running)))
+        return min(most, max(num_writing + chunk, len(self._queues.running)))
 
     def _plan_running(self, budget: int) -> list[Chunk]:
         """Each running sequence once, best rank first. Victims come from the end of the list, which is not visited yet."""
         chunks: list[Chunk] = []
+        running = self._queues.running
         visited = 0
-        while visited < len(self._running):
-            seq = self._running[visited]
+        while visited < len(running):
+            seq = running[visited]
             visited += 1
-            num_behind = len(self._running) - visited  # a token is kept for each, so that no prompt starves a decode
+            num_behind = len(running) - visited  # a token is kept for each, so that no prompt starves a decode
             num_tokens = self._chunk_size(seq, budget - num_behind)
             if num_tokens <= 0:
                 continue
@@ -226,25 +222,26 @@ class Scheduler:
 
     def _plan_waiting(self, chunks: list[Chunk], budget: int) -> None:
         """Admit in the policy's order until one does not fit."""
-        if not self._waiting:
+        queues = self._queues
+        if not queues.waiting:
             return
         admitted: list[Sequence] = []
         failed: list[tuple[Sequence, str]] = []
         # A policy may ask the cache about many sequences, so it is not asked in vain.
-        for seq in self._policy.order(self._waiting, self._running) if self._has_place(budget) else ():
+        for seq in self._policy.order(queues.waiting, queues.running) if self._has_place(budget) else ():
             if not self._has_place(budget):
                 break
             # One spare page for each running sequence: they can all grow for a page's worth of steps before any is preempted.
             books = self._kv.books(seq)
             try:
-                has_room = self._kv.admit(seq, reserve_pages=len(self._running))
+                has_room = self._kv.admit(seq, reserve_pages=len(queues.running))
             except Exception as error:
                 if self._kv.books(seq) != books:
                     raise
                 failed.append((seq, own_fault(error)))
                 continue
             if not has_room:
-                if self._running or self._launched:
+                if queues.running or self._launched:
                     break  # their pages will come back
                 failed.append((seq, f"{len(seq.tokens)} tokens do not fit the KV pool even when nothing else runs"))
                 continue
@@ -253,14 +250,13 @@ class Scheduler:
             num_tokens = self._chunk_size(seq, budget)
             chunks.append(self._launch(seq, num_tokens))
             budget -= num_tokens
-        for seq in admitted:
-            _remove(self._waiting, seq)
+        queues.no_longer_wait(admitted)
         for seq, fault in failed:
             self._fail(seq, fault)
 
     def _has_place(self, budget: int) -> bool:
         """Whether one more sequence may begin to run in a step with ``budget`` tokens left."""
-        return budget > 0 and len(self._running) < self._config.max_running_seqs
+        return budget > 0 and len(self._queues.running) < self._config.max_running_seqs
 
     def _chunk_size(self, seq: Sequence, budget: int) -> int:
         if seq.is_finished:
@@ -283,7 +279,7 @@ class Scheduler:
     def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
         """Pages for ``num_tokens`` more, preempting from the end of the running list. False: not in this step."""
         while not self._kv.grow(seq, num_tokens):
-            victim = next((s for s in reversed(self._running) if s is seq or not s.num_in_flight_tokens), seq)
+            victim = next((s for s in reversed(self._queues.running) if s is seq or not s.num_in_flight_tokens), seq)
             if victim.num_in_flight_tokens:
                 return False  # only launched steps hold the room, and they will give it back
             self._preempt(victim)
@@ -294,10 +290,9 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages. What was published stays in the cache while there is room, so the way back may be short."""
         self._kv.release(seq)
-        _remove(self._running, seq)
         seq.num_preemptions += 1
         self._num_preemptions += 1
-        self._wait(seq)
+        self._queues.put_back(seq)
 
     # ---- what comes out
 
@@ -350,7 +345,8 @@ class Scheduler:
         else:
             seq.finish_reason, seq.error = "error", new.error
         self._news.add(seq, tuple(new.token_ids), tuple(new.logprobs), prompt_logprobs, new.stop_token_id)
-        self._let_go_if_finished(seq)
+        if seq.finish_reason is not None:
+            self._let_go(seq)
 
     def _publish(self, seq: Sequence) -> None:
         """The steps that filled its pages are done: others may use them. So what is idle is published, always.
@@ -361,7 +357,7 @@ class Scheduler:
             return
         self._kv.commit(seq)
         if seq.num_computed_tokens >= seq.num_prompt_tokens and not seq.is_finished:
-            for follower in self._take_followers(seq) if self._followers else ():
+            for follower in self._queues.take_followers(seq):
                 self._branch(follower, seq)
 
     def _fail(self, seq: Sequence, error: str) -> None:
@@ -370,81 +366,40 @@ class Scheduler:
         if not seq.num_in_flight_tokens:
             self._end(seq)
 
-    def _end(self, seq: Sequence) -> None:
-        """The last news of a finished sequence, which lets it go."""
-        self._news.add(seq)
-        self._let_go(seq)
-
-    # ---- from list to list
+    # ---- beginnings and ends
 
     def _know(self, seq: Sequence) -> None:
-        self._sequences[seq.seq_id] = seq
+        self._queues.know(seq)
         seq.drafter = self.drafters.make(seq)
-
-    def _wait(self, seq: Sequence) -> None:
-        """Queue for admission, by rank: one that was preempted stands before all that arrived after it."""
-        seq.state = SequenceState.WAITING
-        insort(self._waiting, seq, key=rank)
 
     def _start(self, seq: Sequence) -> None:
         if seq.started_s is None:
             seq.started_s = self._now_s
             self._news.add(seq)
-        seq.state = SequenceState.RUNNING
-        insort(self._running, seq, key=rank)
-
-    def _follow(self, seq: Sequence, leader: Sequence) -> None:
-        """Wait until ``leader``'s prompt is computed and nothing of it is in flight."""
-        seq.parent_id = leader.seq_id
-        self._followers.setdefault(leader.seq_id, []).append(seq)
+        self._queues.run(seq)
 
     def _branch(self, seq: Sequence, parent: Sequence) -> None:
         """Run on the parent's KV; where there is no room, be admitted as anyone is, later."""
         seq.parent_id = parent.seq_id
-        if len(self._running) < self._config.max_running_seqs and self._kv.fork(parent, seq):
+        if len(self._queues.running) < self._config.max_running_seqs and self._kv.fork(parent, seq):
             self._start(seq)
         else:
-            self._wait(seq)
+            self._queues.wait(seq)
 
     def _end_if_idle(self, seq: Sequence) -> None:
         if not seq.num_in_flight_tokens:
             self._end(seq)
 
-    def _let_go_if_finished(self, seq: Sequence) -> None:
-        if seq.is_finished:
-            self._let_go(seq)
+    def _end(self, seq: Sequence) -> None:
+        """The last news of a finished sequence, which lets it go."""
+        self._news.add(seq)
+        self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:
-        """Take a finished sequence off its list and free what it holds. An heir takes its followers over."""
-        if seq.state is SequenceState.RUNNING:
-            _remove(self._running, seq)
-        elif seq.parent_id is not None and seq in self._followers.get(seq.parent_id, ()):
-            self._followers[seq.parent_id].remove(seq)
-        else:
-            _remove(self._waiting, seq)
+        self._queues.forget(seq)
         self._free(seq)
-        if followers := self._take_followers(seq):
-            heir, *others = followers
-            heir.parent_id = None
-            self._wait(heir)
-            for other in others:
-                self._follow(other, heir)
 
     def _free(self, seq: Sequence) -> None:
         """Nothing is left of a finished sequence but what it published."""
         self._kv.release(seq)
         seq.matcher = seq.drafter = None
-        seq.state = SequenceState.FINISHED
-        del self._sequences[seq.seq_id]
-
-    def _take_followers(self, leader: Sequence) -> list[Sequence]:
-        followers = self._followers.pop(leader.seq_id, [])
-        for seq in followers:
-            if seq.request is leader.request:
-                seq.num_prompt_logprobs = leader.num_prompt_logprobs  # a request's are told once
-        return followers
-
-
-def _remove(seqs: list[Sequence], seq: Sequence) -> None:
-    """Take ``seq`` out of a list that is kept by rank."""
-    del seqs[bisect_left(seqs, rank(seq), key=rank)]
