@@ -11,7 +11,7 @@ from support.http import Served, serve_tiny, write_tiny
 
 from ramet.config import SchedulerConfig, ServerConfig
 from ramet.core.sampling import SamplingParams
-from ramet.server.client import Prompted
+from ramet.server.generation import Prompted
 
 KEY = "sesame"
 

@@ -13,7 +13,7 @@ import numpy as np
 from support.http import Served
 
 from ramet.core.grammar import GrammarSpec
-from ramet.server.client import Generation, Prompted
+from ramet.server.generation import Generation, Prompted
 from ramet.structured.compiler import GrammarCompiler, TokenTable
 
 _EOS, _SPECIAL = 256, 257

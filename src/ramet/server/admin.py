@@ -15,9 +15,10 @@ from starlette.responses import Response
 from ramet.config import ServerConfig
 from ramet.errors import InvalidRequest, UnknownAdapter
 from ramet.model.adapters import check_adapter_name
-from ramet.server.client import EngineClient, EngineState, Generation
+from ramet.server.client import EngineClient, EngineState
 from ramet.server.errors import ApiError
 from ramet.server.gate import Caller, body_of, caller_of, is_draining
+from ramet.server.generation import Generation
 from ramet.server.schemas.admin import (
     Aborted,
     AbortRequest,

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from ramet.engine.assemble import CompletionOutput
 from ramet.errors import InvalidRequest
-from ramet.server.client import Generation
 from ramet.server.conversation import Conversation, encoded_of, prepared
 from ramet.server.gate import body_of, request_id_of
+from ramet.server.generation import Generation
 from ramet.server.parts import CallIds, Move, PartedAnswer
 from ramet.server.schemas.anthropic import (
     BlockDelta,

@@ -21,7 +21,8 @@ from ramet.core.ports import Clock
 from ramet.engine.assemble import CompletionOutput
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.engine import EngineStats
-from ramet.server.client import EngineClient, EngineState, Generation
+from ramet.server.client import EngineClient, EngineState
+from ramet.server.generation import Generation
 from ramet.server.histogram import Histogram
 
 __all__ = ["Metrics", "Reading", "Recent", "recent"]

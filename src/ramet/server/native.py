@@ -14,9 +14,9 @@ from starlette.responses import Response
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob
 from ramet.errors import InvalidRequest
-from ramet.server.client import Generation
 from ramet.server.conversation import Conversation, encoded_of
 from ramet.server.gate import body_of
+from ramet.server.generation import Generation
 from ramet.server.schemas.body import decode_body, ignored_header
 from ramet.server.schemas.native import (
     Detokenized,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import RequestOutput
 from ramet.errors import InvalidRequest
-from ramet.server.client import Generation
+from ramet.server.generation import Generation
 from ramet.server.schemas.body import ignored_header
 from ramet.server.schemas.openai import CompletionUsage, OpenAIFields, Timings
 from ramet.server.services import services_of

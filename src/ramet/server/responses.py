@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, Logprob
-from ramet.server.client import Generation
 from ramet.server.conversation import Conversation, prepared
 from ramet.server.errors import Problem
 from ramet.server.gate import body_of
+from ramet.server.generation import Generation
 from ramet.server.openai_logprobs import chat_logprobs
 from ramet.server.parts import CallIds, Move, PartedAnswer
 from ramet.server.schemas.body import decode_body, ignored_header

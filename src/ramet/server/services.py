@@ -10,8 +10,9 @@ from starlette.types import Scope
 from ramet.config import ServerConfig
 from ramet.core.sampling import SamplingParams
 from ramet.errors import GrammarError, shown
-from ramet.server.client import EngineClient, Generation, Prompted
+from ramet.server.client import EngineClient
 from ramet.server.errors import ApiError
+from ramet.server.generation import Generation, Prompted
 from ramet.server.metrics import Metrics
 from ramet.server.translate import Translator
 

@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from ramet.core.request import FinishReason
 from ramet.engine.assemble import CompletionOutput, Logprob, RequestOutput, Usage
-from ramet.server.client import Generation
 from ramet.server.errors import ApiError, Problem, dialect_of, error_event, log_failure, problem_of
 from ramet.server.gate import request_id_of
+from ramet.server.generation import Generation
 from ramet.server.services import generations_of
 from ramet.server.usage import summed_usage
 

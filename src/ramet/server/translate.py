@@ -23,8 +23,8 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.build import TextParts, make_grammars
 from ramet.engine.wire import Ready
 from ramet.errors import InvalidRequest
-from ramet.server.client import Prompted
 from ramet.server.gate import caller_of, request_id_of
+from ramet.server.generation import Prompted
 from ramet.structured.compiler import GrammarCompiler
 from ramet.text.chat import ChatTemplate, check_variables
 from ramet.text.guards import unguarded

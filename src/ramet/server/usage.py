@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramet.engine.assemble import Usage
-from ramet.server.client import Generation
+from ramet.server.generation import Generation
 from ramet.server.schemas.openai import Timings
 
 __all__ = ["summed_usage", "timings_of"]

@@ -16,8 +16,9 @@ from ramet.config import ServerConfig
 from ramet.core.sampling import SamplingParams
 from ramet.errors import Unavailable
 from ramet.server.app import ROUTES, build_app
-from ramet.server.client import EngineState, Generation, Prompted
+from ramet.server.client import EngineState
 from ramet.server.gate import Gate, Keys
+from ramet.server.generation import Generation, Prompted
 
 USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key"
 CANARY = "zebra-canary"

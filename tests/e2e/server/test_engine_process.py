@@ -22,7 +22,8 @@ from ramet.config import EngineConfig, ModelConfig, RunnerConfig
 from ramet.engine.clock import MonotonicClock
 from ramet.errors import EngineDead
 from ramet.server import client as client_module
-from ramet.server.client import EngineClient, EngineState, Generation, Prompted
+from ramet.server.client import EngineClient, EngineState
+from ramet.server.generation import Generation, Prompted
 from ramet.server.links import ProcessLink
 
 SAMPLING = {"temperature": 0.9, "ignore_eos": True, "max_tokens": 200}

@@ -16,7 +16,8 @@ from ramet.core.sampling import SamplingParams
 from ramet.engine.clock import MonotonicClock
 from ramet.engine.wire import Command
 from ramet.errors import ContextTooLong, EngineDead, InvalidRequest, Overloaded, RequestFailed, Unavailable
-from ramet.server.client import EngineClient, EngineState, Prompted
+from ramet.server.client import EngineClient, EngineState
+from ramet.server.generation import Prompted
 from ramet.server.links import OnEvent, OnGone, ThreadLink
 
 LONG = {"temperature": 0.9, "ignore_eos": True}

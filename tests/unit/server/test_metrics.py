@@ -20,7 +20,8 @@ from ramet.kv.manager import KVStats
 from ramet.runner.fake import VirtualClock
 from ramet.schedule.scheduler import SchedulerStats
 from ramet.server.adapters import ServedAdapters
-from ramet.server.client import EngineClient, EngineState, Generation, Prompted
+from ramet.server.client import EngineClient, EngineState
+from ramet.server.generation import Generation, Prompted
 from ramet.server.metrics import Metrics, Reading, recent
 
 Told = dict[tuple[str, ...], float]

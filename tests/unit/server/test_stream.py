@@ -14,8 +14,8 @@ from ramet.core.request import Request
 from ramet.core.sampling import SamplingParams
 from ramet.engine.assemble import CompletionOutput, RequestOutput, Usage
 from ramet.errors import InvalidRequest, RequestFailed
-from ramet.server.client import Generation
 from ramet.server.errors import ApiError
+from ramet.server.generation import Generation
 from ramet.server.stream import Piece, answered, pieces, pieces_of
 
 
