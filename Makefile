@@ -25,7 +25,7 @@ types: $(VENV)/.dev
 
 sanitize: $(VENV)/.dev  ## kernels and automata against plain definitions, under ASan and UBSan
 	$(BIN)/cmake -G Ninja -B build/sanitize -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
-	  -DRAMET_SELFCHECK=ON -DRAMET_SANITIZE=ON . > /dev/null
+	  -DRAMET_SELFCHECK=ON -DRAMET_SANITIZE=ON -DRAMET_SOFTWARE_TILES=ON . > /dev/null
 	$(BIN)/ninja -C build/sanitize --quiet
 	build/sanitize/selfcheck
 	build/sanitize/selfcheck_automaton

@@ -8,7 +8,7 @@
 #elif defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(RAMET_AMX)
+#if defined(RAMET_AMX) && !defined(RAMET_SOFTWARE_TILES)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -48,16 +48,19 @@ extern const Ops table;
 namespace {
 
 #if defined(RAMET_AMX)
+bool has_bf16() { return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16"); }
+#if defined(RAMET_SOFTWARE_TILES)
+bool has_tiles() { return true; }
+#else
 // Tiles of int8 and bfloat16, and the kernel's leave to use their registers.
-bool has_amx() {
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+bool has_tiles() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
   constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  constexpr unsigned kAll = kBf16 | kTile | kInt8;
-  return (d & kAll) == kAll && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") &&
-         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAll) != kAll) return false;
+  return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
 }
+#endif
 #endif
 
 #if defined(RAMET_AVX_VNNI)
@@ -80,7 +83,7 @@ struct Available {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512vnni")) {
 #if defined(RAMET_AMX)
-      if (has_amx()) tables[n++] = &amx::table;
+      if (has_bf16() && has_tiles()) tables[n++] = &amx::table;
 #endif
 #if defined(RAMET_AVX512_BF16)
       if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))

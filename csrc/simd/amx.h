@@ -1,7 +1,7 @@
 // AVX-512 as in avx512.h, with its byte permutes (VBMI), and tile registers of 16 rows of 64 bytes: AMX INT8
 // and BF16.
 #pragma once
-#include "simd/avx512.h"
+#include "simd/tile_unit.h"
 
 #define RAMET_TILES      // of bfloat16, for attention
 #define RAMET_TILE_UNIT  // and of bytes, for products
@@ -22,36 +22,6 @@ private:
   const unsigned before_;
 };
 
-// Loads and stores of a tile register, rows `stride` bytes apart, and sum += a * b: a has rows of 32 bfloat16
-// and b rows of 16 pairs, or a rows of 64 bytes, signed or not, and b rows of 16 fours.
-template <int T>
-static inline void tile_load(const void* p, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(T) : "memory");
-}
-template <int T>
-static inline void tile_store(void* p, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(T) : "memory");
-}
-template <int T>
-static inline void tile_zero() {
-  asm volatile("tilezero %%tmm%c0" : : "i"(T));
-}
-template <int Sum, int A, int B>
-static inline void tile_dot_bf16() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
-}
-template <bool ASigned, bool BSigned, int Sum, int A, int B>
-static inline void tile_dot_bytes() {
-  if constexpr (ASigned && BSigned)
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
-  else if constexpr (ASigned)
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
-  else if constexpr (BSigned)
-    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
-  else
-    asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
-}
-
 // What the eight tile registers of this thread hold, from construction to destruction: rows and bytes a row.
 class Tiles {
 public:
@@ -62,12 +32,12 @@ public:
 
   explicit Tiles(const Shape (&shapes)[8]) {
     for (int i = 0; i < 8; ++i) {
-      config_.rows[i] = shapes[i].rows;
-      config_.row_bytes[i] = shapes[i].row_bytes;
+      shapes_.rows[i] = shapes[i].rows;
+      shapes_.row_bytes[i] = shapes[i].row_bytes;
     }
-    asm volatile("ldtilecfg %0" : : "m"(config_));  // GCC's own wrapper forgets that memory is read
+    tiles_begin(shapes_);
   }
-  ~Tiles() { _tile_release(); }
+  ~Tiles() { tiles_end(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -89,11 +59,7 @@ public:
   }
 
 private:
-  struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config_;
+  TileShapes shapes_;
 };
 
 }  // namespace RAMET_ISA
