@@ -153,7 +153,7 @@ def _render(data: bytes) -> Hashable:
 def _rendered(template: ChatTemplate, messages: list[dict[str, str]]) -> Hashable:
     with bounded(0):
         try:
-            text = template.render(messages, _TOOLS if template.takes_tools else None)
+            text = template.render(messages, _TOOLS, tells_tools=True)
         except InvalidRequest as error:
             return kind_of(error)
     assert "<class" not in text, "a type is shown, and what is seen can be reached"

@@ -21,7 +21,7 @@ from ramet.structured.schema import checked_schema
 from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.formats import MAX_CALLS
 from ramet.text.tools.reader import THINK, THOUGHT, AnswerReader
-from ramet.text.tools.tool import Tool, ToolChoice, messages_with_tools, tools_of
+from ramet.text.tools.tool import Tool, ToolChoice, tools_of
 
 __all__ = ["Conversation", "Prepared", "encoded_of", "prepared"]
 
@@ -147,12 +147,10 @@ def _opening(translator: Translator, wanted: Conversation) -> str:
 
 
 async def _encoded(translator: Translator, wanted: Conversation, opening: str) -> Encoded:
-    messages, offered = wanted.messages, wanted.offered
-    if offered and not translator.chat_template.takes_tools and (wanted.is_forced or translator.tells_tools):
-        messages, offered = messages_with_tools(messages, offered), None
     return await translator.chat(
-        messages,
-        tools=offered,
+        wanted.messages,
+        tools=wanted.offered,
+        tells_tools=wanted.is_forced or translator.tells_tools,
         add_generation_prompt=wanted.add_generation_prompt,
         continue_final_message=wanted.continue_final_message,
         variables=wanted.variables,

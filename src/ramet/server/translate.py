@@ -145,6 +145,7 @@ class Translator:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tells_tools: bool = False,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -158,6 +159,7 @@ class Translator:
             return self.chat_template.render(
                 messages,
                 tools,
+                tells_tools=tells_tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **check_variables(variables),

@@ -12,13 +12,27 @@ from ramet.errors import InvalidRequest
 from ramet.text.guards import Guards
 from ramet.text.messages import MessageRules, plain_data, plain_messages, plain_tools
 from ramet.text.template import CompiledTemplate
+from ramet.text.tools.tool import messages_with_tools
 
 __all__ = ["ChatTemplate", "check_variables"]
 
 _RESERVED = frozenset(
-    {"add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "eos_token", "messages", "tools"}
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "eos_token",
+        "messages",
+        "tells_tools",
+        "tools",
+    }
 )
 _NO_GUARDS = Guards(())
+_NO_PLACE = (
+    "this model's chat template has no place for tools; leave them out, require a call (tool_choice), or start the server with "
+    "--tool-call-parser json, which tells the model of them in a message"
+)
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; templates may trim the space
 
 
@@ -56,11 +70,6 @@ class ChatTemplate:
         """The template that serves requests with tools, as it was written; empty where there is none."""
         return self._sources.get("tool_use", self._sources.get("default", ""))
 
-    @property
-    def takes_tools(self) -> bool:
-        """Whether that template has a place for them."""
-        return any(self._rules[name].takes_tools for name in ("tool_use", "default") if name in self._rules)
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -68,10 +77,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tells_tools: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt's text, with guards. Encode it with ``Tokenizer.encode_chat``; show it ``unguarded``.
 
+        Where the template has no place for tools, ``tells_tools`` tells the model of them in the system message; else they are
+        refused.
         ``continue_final_message`` leaves the last message open, for the model to go on with; it excludes
         ``add_generation_prompt``. ``variables`` (``documents``, ``enable_thinking`` ...) go to the template as they are;
         those of a request go through ``check_variables`` first. Raises ``InvalidRequest`` naming ``messages[i]``, or with the
@@ -79,18 +91,19 @@ class ChatTemplate:
         """
         offered = plain_tools(tools)
         name = self._name(offered is not None)
+        plain = plain_messages(messages, self._rules[name])
         if offered is not None and not self._rules[name].takes_tools:
-            raise InvalidRequest(
-                "this model's chat template has no place for tools; leave them out, or describe them in a message", "tools"
-            )
-        plain = [self._guarded(message) for message in plain_messages(messages, self._rules[name])]
+            if not tells_tools:
+                raise InvalidRequest(_NO_PLACE, "tools")
+            plain, offered = messages_with_tools(plain, offered), None
+        plain = [self._guarded(message) for message in plain]
         final = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidRequest(
                     "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
                 )
-            final = _mark_final(plain[-1], len(plain) - 1)
+            final = _mark_final(plain[-1], len(messages) - 1)
         text = self._templates[name].render(
             {
                 "documents": None,

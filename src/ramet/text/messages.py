@@ -20,7 +20,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 @dataclass(frozen=True, slots=True)
 class MessageRules:
     """What one template needs. ``knows_developer``: it speaks of that role; else developer messages go in as system ones.
-    ``takes_tools``: it has a place for them; else a request with tools is refused, not answered without them.
+    ``takes_tools``: it has a place for them; else a request with tools is refused or they are told, never left out.
     ``tells_null``: it asks whether a content is none; else null goes in as the empty string, which adds to strings.
     ``adds_arguments``: it puts a call's arguments behind a text with ``+``, so they stay JSON text; else they go in as an object.
     """

@@ -138,6 +138,7 @@ def test_tools_reach_a_template_that_has_a_place_for_them(client: OpenAIClient, 
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     error = client.refused(CHAT, {"messages": USER, "tools": [tool]})
     assert "no place for tools" in error["message"]
+    assert "--tool-call-parser" in error["message"]  # what to do about it
     assert error["param"] == "tools"
     body = {"max_tokens": 1, "return_token_ids": True, "parallel_tool_calls": True}
     told = rendered(tools_client.chat(tools=[tool], tool_choice="auto", **body))

@@ -232,6 +232,28 @@ def test_b157_lone_surrogates_are_refused(messages: Any, tools: Any, variables: 
         template().render(messages, tools, **variables)
 
 
+def test_tools_are_told_where_that_is_wanted_and_the_template_has_no_place() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(InvalidRequest, match="no place for tools"):
+        template().render([say("hi")], tools)
+    told = template().render([say("hi")], tools, tells_tools=True)
+    assert told.startswith("[system]You can call")
+    assert told.endswith('{"name": "f"}[user]hi')
+    for system in (say("be kind", "system"), say([{"type": "text", "text": "be kind"}], "system"), say("be kind", "developer")):
+        joined = template().render([system, say("hi")], tools, tells_tools=True)
+        assert joined == told.replace("[system]", "[system]be kind\n\n")
+    knowing = template("{% if tools %}!{% endif %}" + PLAIN)
+    assert knowing.render([say("hi")], tools, tells_tools=True) == "![user]hi"
+    with pytest.raises(InvalidRequest) as raised:  # places are those of the request, without the message that was put before
+        template().render([say("a"), say("", "assistant", tool_calls=[call("{")])], tools, tells_tools=True)
+    assert "messages[1]." in str(raised.value)
+    with pytest.raises(InvalidRequest) as raised:
+        template().render(
+            [say("a"), say("", "assistant")], tools, add_generation_prompt=False, continue_final_message=True, tells_tools=True
+        )
+    assert "messages[1]." in str(raised.value)
+
+
 @pytest.mark.parametrize("tools", ["f", 3, ["f"], {"a": 1}])
 def test_bad_tools_are_named(tools: Any) -> None:
     with pytest.raises(InvalidRequest, match="tools"):
@@ -248,6 +270,7 @@ def test_bad_tools_are_named(tools: Any) -> None:
         {"messages": []},
         {"tools": []},
         {"bos_token": "x"},
+        {"tells_tools": True},
         {"_x": 1},
         {"a b": 1},
         {"x": object()},

@@ -183,8 +183,6 @@ def test_tools_are_told_in_the_system_message() -> None:
     assert '{"name": "f"}' in told["content"]
     [joined, _] = messages_with_tools([{"role": "system", "content": "be kind"}, user], tools)
     assert joined["content"] == "be kind\n\n" + told["content"]
-    [parts, _] = messages_with_tools([{"role": "system", "content": [{"type": "text", "text": "a"}]}, user], tools)
-    assert parts["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": told["content"]}]
 
 
 ESCAPES = "plain\\n"

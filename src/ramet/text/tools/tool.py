@@ -58,14 +58,12 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     return tuple(found.values())
 
 
-def messages_with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The conversation with the tools told in its system message, for a template that has no place for them."""
+def messages_with_tools(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation (plain messages) with the tools told in its system message, for a template that has no place for them."""
     told = _TOLD + "\n".join(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools)
     match [*messages]:
         case [{"role": "system", "content": str(text)} as first, *others]:
             return [{**first, "content": f"{text}\n\n{told}"}, *others]
-        case [{"role": "system", "content": list(parts)} as first, *others]:
-            return [{**first, "content": [*parts, {"type": "text", "text": told}]}, *others]
         case others:
             return [{"role": "system", "content": told}, *others]
 
