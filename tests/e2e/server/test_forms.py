@@ -52,6 +52,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"response_format": STRICT}, D),
     ({"response_format": {"type": "json_object", "schema": CLOSED}}, D),
+    ({"response_format": {"type": "json_schema", "schema": CLOSED}}, D),
     ({"response_format": TAG}, TAGGED),
 ]
 CASES = [(path, fields, told) for path in (CHAT, TEXT) for fields, told in [*FIELDS, *OPENAI]]

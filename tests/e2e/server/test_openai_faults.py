@@ -350,7 +350,7 @@ def test_b184_work_is_bounded_by_what_it_takes(client: OpenAIClient) -> None:
     for value in (-1, 304, 10**9, 21):
         assert client.refused(TEXT, {"prompt": "a", "prompt_logprobs": value})["param"] == "prompt_logprobs"
         assert client.refused(CHAT, {"messages": USER, "prompt_logprobs": value})["param"] == "prompt_logprobs"
-        assert client.refused(CHAT, {"messages": USER, "logprobs": True, "top_logprobs": value})["param"] == "logprobs"
+        assert client.refused(CHAT, {"messages": USER, "logprobs": True, "top_logprobs": value})["param"] == "top_logprobs"
     for path, start in ((TEXT, {"prompt": "a"}), (CHAT, {"messages": USER})):
         assert client.refused(path, {**start, "n": 10**6})["param"] == "n"
         assert client.refused(path, {**start, "stop": ["x"] * 10**5})["param"] == "stop"

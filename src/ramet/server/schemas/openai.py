@@ -11,6 +11,7 @@ from ramet.engine.assemble import Usage
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
+from ramet.server.schemas.sampling import NumLogprobs
 from ramet.text.tools.tool import ToolChoice, choice_of
 
 __all__ = [
@@ -117,7 +118,7 @@ class OpenAIFields(ConstraintFields, kw_only=True):
 
 
 def _constraint_of(form: dict[str, Any] | None) -> dict[str, object]:
-    """Of ``response_format``; the schema beside ``json_object`` is llama.cpp's way, the structural tag xgrammar's."""
+    """Of ``response_format``; a ``schema`` of its own is llama.cpp's way, the structural tag xgrammar's."""
     if form is None or form.get("type") == "text":
         return {}
     match form.get("type"):
@@ -126,7 +127,8 @@ def _constraint_of(form: dict[str, Any] | None) -> dict[str, object]:
         case "json_object":
             wanted = {"json_object": True}
         case "json_schema":
-            wanted = constraint_of_schema(form.get("json_schema"), "response_format.json_schema", "response_format")
+            described = form if form.get("json_schema") is None else form["json_schema"]
+            wanted = constraint_of_schema(described, "response_format.json_schema", "response_format")
         case "structural_tag":
             wanted = {"structural_tag": form}
         case kind:
@@ -140,7 +142,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

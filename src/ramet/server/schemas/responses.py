@@ -14,7 +14,7 @@ import msgspec
 from ramet.errors import InvalidRequest, shown
 from ramet.server.schemas.body import MAX_ITEMS, MAX_TOOLS
 from ramet.server.schemas.constraints import ConstraintFields, constraint_of_schema
-from ramet.server.schemas.sampling import MaxTokens
+from ramet.server.schemas.sampling import MaxTokens, NumLogprobs
 from ramet.text.tools.tool import ToolChoice, choice_of
 
 __all__ = [
@@ -30,8 +30,6 @@ _LOGPROBS = "message.output_text.logprobs"
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _CONSTRAINED = {"json_schema", "json_object"}
-
-_NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
 class Part(msgspec.Struct):
@@ -87,7 +85,7 @@ class ResponseRequest(ConstraintFields, kw_only=True):
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
-    top_logprobs: _NumLogprobs | None = None
+    top_logprobs: NumLogprobs | None = None
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None

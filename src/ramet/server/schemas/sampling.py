@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ramet.core.sampling import MAX_LOGPROBS
 from ramet.errors import InvalidRequest, shown
 
-__all__ = ["MaxTokens", "SamplingFields"]
+__all__ = ["MaxTokens", "NumLogprobs", "SamplingFields"]
 
 MaxTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 _MAX_BIASES = 4096
 
