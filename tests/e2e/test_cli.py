@@ -218,6 +218,7 @@ def test_chat_keeps_its_history_in_the_tree(folder: str) -> None:
     assert done.returncode == 0, done.stderr
     stats = dict(re.findall(r"^ *(num_\w+)  (\d+)$", done.stdout, re.MULTILINE))
     assert int(stats["num_hit_tokens"]) > 20
+    assert done.stdout.count(" (cut after 8 tokens)\n") == 2
     assert "(new conversation)" in done.stdout
     assert "/reset starts over" in done.stdout
 

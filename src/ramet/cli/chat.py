@@ -78,7 +78,7 @@ def _ask() -> str:
 
 
 def _turn(llm: LLM, history: list[dict[str, str]], line: str, params: SamplingParams) -> None:
-    """Send a line, print the answer as it comes. An answer that is stopped stays in the history as far as it came."""
+    """Send a line, print the answer as it comes, and that it is no whole one. What is stopped or cut stays in the history."""
     history.append({"role": "user", "content": line})
     began, first_s, last = time.perf_counter(), 0.0, None
     try:
@@ -86,6 +86,8 @@ def _turn(llm: LLM, history: list[dict[str, str]], line: str, params: SamplingPa
             first_s = first_s or time.perf_counter() - began
             sys.stdout.write(last.outputs[0].delta)
             sys.stdout.flush()
+        if last is not None and last.outputs[0].finish_reason == "length":
+            sys.stdout.write(f" (cut after {last.usage.completion_tokens:,} tokens)")
     except InvalidRequest as error:
         history.pop()
         print(f"ramet: {error} (/reset starts over)")
