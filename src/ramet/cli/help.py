@@ -6,23 +6,30 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-__all__ = ["GroupedCommand", "GroupedOption", "nearest"]
+__all__ = ["GroupedCommand", "GroupedOption", "Shorthand", "nearest"]
 
 _WIDTH = 80
 _PAIR = re.compile(r"[\w./-]+=")
 _TEXT_AT = 23  # where texts begin, unless a flag is longer
 
 
+class Shorthand(NamedTuple):
+    """What a flag without a value stands for; a weak one says nothing where the option itself is given."""
+
+    value: str
+    is_weak: bool = False
+
+
 class GroupedOption(click.Option):
     """An option of a ``group``. ``--help`` shows the ``common`` ones, a line each: flag, text, default, variable.
 
     ``more`` is what the line has no room for; ``unset`` says what the option comes to where its default is None; ``shorthands``
-    are flags without a value that stand for this option with one: ``{"--flag": "value"}``. ``accepts`` are the types that a value
-    may have in a file of options.
+    are flags without a value that stand for this option with one. ``accepts`` are the types that a value may have in a file of
+    options.
     """
 
     def __init__(
@@ -32,7 +39,7 @@ class GroupedOption(click.Option):
         common: bool = True,
         more: str = "",
         unset: str = "",
-        shorthands: Mapping[str, str] | None = None,
+        shorthands: Mapping[str, Shorthand] | None = None,
         accepts: tuple[type, ...] = (str,),
         **kwargs: Any,
     ) -> None:
@@ -68,7 +75,9 @@ class GroupedOption(click.Option):
     def details(self, word: str) -> list[str]:
         """The lines below ``line``: what more there is to say, and the other names that have ``word`` in them."""
         names = [name for name in self.names if name != self.flag and word in name]
-        notes = {name: f" (= {value})" for name, value in self.shorthands.items()} | dict.fromkeys(self.secondary_opts, " (off)")
+        notes = {name: f" (= {short.value})" for name, short in self.shorthands.items()} | dict.fromkeys(
+            self.secondary_opts, " (off)"
+        )
         told = [name + notes.get(name, "") for name in names]
         texts = [self.more, *([f"Also {', '.join(told)}."] if told else [])]
         indent = " " * _TEXT_AT
@@ -106,11 +115,18 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = self._options(ctx)
-        shorthands = {name: [option.flag, value] for option in options for name, value in option.shorthands.items()}
+        shorthands = {name: (short, option.flag) for option in options for name, short in option.shorthands.items()}
         end = args.index("--") if "--" in args else len(args)
-        spelled = [part for arg in _apart(args[:end], options) for part in shorthands.get(arg, [arg])]
+        weak: list[str] = []
+        spelled: list[str] = []
+        for arg in _apart(args[:end], options):
+            if arg in shorthands:
+                short, flag = shorthands[arg]
+                (weak if short.is_weak else spelled).extend((flag, short.value))
+            else:
+                spelled.append(arg)
         try:
-            return super().parse_args(ctx, spelled + args[end:])
+            return super().parse_args(ctx, [*weak, *spelled, *args[end:]])  # the last one of an option holds
         except click.NoSuchOption as error:
             names = nearest(error.option_name, [name for option in options for name in option.names])
             message = f"No such option: {error.option_name}. Nearest: {', '.join(names)}"

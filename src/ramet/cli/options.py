@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ramet.cli.config_file import read_config_file
-from ramet.cli.help import GroupedOption, nearest
+from ramet.cli.help import GroupedOption, Shorthand, nearest
 from ramet.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
 from ramet.errors import ConfigError
 
@@ -61,9 +61,10 @@ _ALIASES = {
     "num_speculative_tokens": ["--speculative-num-draft-tokens"],
 }
 _SHORTHANDS = {
-    "prefix_cache": {"--no-enable-prefix-caching": "none", "--disable-radix-cache": "none"},
-    "jump_forward": {"--no-jump-forward": "off"},
-    "max_loras": {"--enable-lora": "16"},
+    "prefix_cache": {"--no-enable-prefix-caching": Shorthand("none"), "--disable-radix-cache": Shorthand("none")},
+    "jump_forward": {"--no-jump-forward": Shorthand("off")},
+    "max_loras": {"--enable-lora": Shorthand("16", is_weak=True)},
+    "tool_call_parser": {"--enable-auto-tool-choice": Shorthand("auto", is_weak=True)},
 }
 _OTHER_VARIABLES = {"RAMET_CACHE", "RAMET_CONFIG", "RAMET_EXACT", "RAMET_SHARED"}  # the cache folder; two of the tests
 _OF_KUBERNETES = re.compile(r"RAMET_SERVICE_(HOST|PORT)\w*|RAMET_PORT_[0-9]+_\w+")  # set beside a service called "ramet"

@@ -112,11 +112,40 @@ def test_without_max_tokens_all_that_fits_is_meant(client: OpenAIClient) -> None
     assert long["usage"]["total_tokens"] == 2048
 
 
-def test_max_tokens_has_two_names(client: OpenAIClient) -> None:
-    for body in ({"max_tokens": 2}, {"max_completion_tokens": 2}, {"max_tokens": 2, "max_completion_tokens": 2}):
+def test_max_tokens_has_three_names(client: OpenAIClient) -> None:
+    for body in (
+        {"max_tokens": 2},
+        {"max_completion_tokens": 2},
+        {"max_tokens": 2, "max_completion_tokens": 2},
+        {"n_predict": 2},
+    ):
         assert client.chat(ignore_eos=True, **body)["usage"]["completion_tokens"] == 2
     error = client.refused(CHAT, {"messages": USER, "max_tokens": 2, "max_completion_tokens": 3})
-    assert "two names" in error["message"]
+    assert "names for one thing" in error["message"]
+    assert (
+        client.refused(CHAT, {"messages": USER, "repetition_penalty": 1.0, "repeat_penalty": 1.1})["param"]
+        == "repetition_penalty"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_beam_search": True},
+        {"prompt_embeds": "AAAA"},
+        {"truncate_prompt_tokens": 5},
+        {"bad_words": ["no"]},
+        {"mirostat": 2},
+        {"best_of": 2},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_would_change_the_answer_is_refused_by_name(client: OpenAIClient, fields: dict[str, Any]) -> None:
+    [name] = fields
+    assert client.refused(CHAT, {"messages": USER, **fields})["param"] == name
+    assert client.refused(TEXT, {"prompt": "a", **fields})["param"] == name
+    nothing = {"best_of": 1} if name == "best_of" else {name: type(fields[name])()}
+    assert client.chat(max_tokens=1, **nothing)["choices"]
 
 
 def test_roles_and_the_open_end(client: OpenAIClient) -> None:

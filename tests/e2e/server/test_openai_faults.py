@@ -355,8 +355,9 @@ def test_b184_work_is_bounded_by_what_it_takes(client: OpenAIClient) -> None:
         assert client.refused(path, {**start, "n": 10**6})["param"] == "n"
         assert client.refused(path, {**start, "stop": ["x"] * 10**5})["param"] == "stop"
     assert client.refused(TEXT, {"prompt": "a", "best_of": 10**6})["param"] == "best_of"
-    ignored = client.post(TEXT, {"prompt": "a", "max_tokens": 1, "bad_words": ["x"] * 10})
-    assert ignored.headers["x-ramet-ignored"] == "bad_words"
+    assert client.refused(TEXT, {"prompt": "a", "bad_words": ["x"] * 10**5})["param"] == "bad_words"
+    ignored = client.post(TEXT, {"prompt": "a", "max_tokens": 1, "dry_multiplier": 0.8})
+    assert ignored.headers["x-ramet-ignored"] == "dry_multiplier"
 
 
 def test_t14_prompts_times_answers_times_logprobs(client: OpenAIClient) -> None:

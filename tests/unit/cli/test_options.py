@@ -99,9 +99,15 @@ def test_adapters_as_vllm_has_them_on_its_command_line(serve):
         "--lora-root",
         "/x",
     )
-    engine, _ = serve(*flags, "--max-loras=3")
+    engine, _ = serve("--max-loras=3", *flags)
     assert engine.lora == LoraConfig(lora_modules=("a=/x", "b=y=z", "c=."), lora_root=("/x",), max_loras=3, max_lora_rank=8)
     assert engine.lora.modules == [("a", "/x"), ("b", "y=z"), ("c", ".")]
+
+
+def test_tools_are_switched_on_as_with_vllm(serve):
+    switch, named = ["--enable-auto-tool-choice"], ["--tool-call-parser", "hermes"]
+    for args, parser in ((switch, "auto"), (switch + named, "hermes"), (named + switch, "hermes")):
+        assert serve(*args)[1].tool_call_parser == parser
 
 
 @pytest.mark.parametrize(

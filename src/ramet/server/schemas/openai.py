@@ -44,6 +44,13 @@ ChatEnd = Literal["stop", "length", "tool_calls"]
 
 _MAX_ID_CHARS = 256
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_NOT_DONE = {
+    "use_beam_search": "there is no beam search here; leave it out",
+    "prompt_embeds": "prompts are texts or token ids here, not embeddings",
+    "truncate_prompt_tokens": "prompts are not cut here; send a shorter one",
+    "bad_words": "bad_words is not supported; send logit_bias with -100 for their tokens",
+    "mirostat": "there is no mirostat here; leave it out, or send top_p or min_p",
+}
 _REFUSED_IN_CHAT = {
     "functions": "functions are OpenAI's old form of tools; send tools",
     "function_call": "function_call is OpenAI's old form of tool_choice; send tool_choice",
@@ -58,12 +65,17 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class OpenAIFields(ConstraintFields, kw_only=True):
-    """What both endpoints take. The last six change nothing here: they are for billing and for stores that this is not."""
+    """What both endpoints take. The last six change nothing here: they are for billing and for stores that this is not; those
+    before them would change the answer, and are refused.
+    """
 
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    repeat_penalty: float | None = None
+    best_of: int | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
@@ -73,6 +85,11 @@ class OpenAIFields(ConstraintFields, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
+    use_beam_search: Any = None
+    prompt_embeds: Any = None
+    truncate_prompt_tokens: Any = None
+    bad_words: Any = None
+    mirostat: Any = None
     user: str | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -100,21 +117,30 @@ class OpenAIFields(ConstraintFields, kw_only=True):
             raise InvalidRequest("prompt_logprobs are not in streams; leave one of the two out", "prompt_logprobs")
         if self.request_id is not None and not 0 < len(self.request_id) <= _MAX_ID_CHARS:
             raise InvalidRequest(f"request_id is a text of 1 to {_MAX_ID_CHARS} characters", "request_id")
+        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+            raise InvalidRequest(
+                f"best_of is {shown(self.best_of)}; it can only be n, since all answers that are made are given", "best_of"
+            )
+        for name, why in _NOT_DONE.items():
+            if getattr(self, name):
+                raise InvalidRequest(why, name)
 
     def sampling_fields(self) -> dict[str, Any]:
-        given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(given) > 1:
-            raise InvalidRequest(
-                f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}, and they are two names "
-                "for one thing; send one of them",
-                "max_tokens",
-            )
         return ConstraintFields.sampling_fields(self) | {
             "n": self.n,
-            "max_tokens": next(iter(given), None),
+            "max_tokens": self._one_of("max_tokens", "max_completion_tokens", "n_predict"),
+            "repetition_penalty": self._one_of("repetition_penalty", "repeat_penalty"),
             "prompt_logprobs": self.prompt_logprobs,
             "structured_outputs": self.constraint(_constraint_of(self.response_format)),
         }
+
+    def _one_of(self, *names: str) -> Any:
+        """The value of a field that has several names."""
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if len(set(given.values())) > 1:
+            told = " and ".join(f"{name} is {value}" for name, value in given.items())
+            raise InvalidRequest(f"{told}, and they are names for one thing; send one of them", next(iter(given)))
+        return next(iter(given.values()), None)
 
 
 def _constraint_of(form: dict[str, Any] | None) -> dict[str, object]:
@@ -192,17 +218,12 @@ class TextRequest(OpenAIFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: int | None = None
     suffix: str | None = None
 
     def check(self) -> None:
         OpenAIFields.check(self)
         if self.suffix:
             raise InvalidRequest("suffix is not supported: models here write on from a prompt, not between two", "suffix")
-        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
-            raise InvalidRequest(
-                f"best_of is {shown(self.best_of)}; it can only be n, since all answers that are made are given", "best_of"
-            )
 
     @property
     def prompts(self) -> list[str | list[int]]:
