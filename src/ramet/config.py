@@ -32,7 +32,7 @@ MetricNames = Literal["vllm", "sglang"]
 LogLevel = Literal["error", "warning", "info", "debug"]
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3",
-    "deepseek_v31", "kimi_k2", "glm45", "gpt_oss", "json",
+    "deepseek_v31", "kimi_k2", "glm45", "gpt_oss", "json", "lfm2", "hunyuan_a13b", "olmo3", "internlm",
 ]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
@@ -41,7 +41,7 @@ _PARSER_ALIASES = {  # other engines' names for the same
     "qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama3": "llama3_json", "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder", "xlam": "json",
     "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "glm": "glm45", "glm47": "glm45", "gpt-oss": "gpt_oss",
-    "openai": "gpt_oss",
+    "openai": "gpt_oss", "jamba": "hunyuan_a13b", "interns1": "internlm",
 }  # fmt: skip
 _MAX_FRACTION = 0.95
 

@@ -19,7 +19,7 @@ from ramet.text.tools.tool import messages_with_tools, tools_of
 
 FORMATS = (
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3", "deepseek_v31",
-    "kimi_k2", "glm45", "gpt_oss", "json",
+    "kimi_k2", "glm45", "gpt_oss", "json", "lfm2", "hunyuan_a13b", "olmo3", "internlm",
 )  # fmt: skip
 PROPERTIES = {
     "t": {"type": "string"}, "i": {"type": "integer"}, "l": {"type": "array"}, "any": {},
@@ -153,6 +153,12 @@ def test_the_family_is_that_of_the_template() -> None:
         "<|tool_calls_section_begin|>": "Kimi",
         "<tool_call><arg_key>": "_KeyValues",
         "<|channel|>": "Channels",
+        "<tool_calls>": "Listed",
+        "<tool_calls><tool_call><arg_key>": "_KeyValues",
+        "<|tool_list_start|>": "Listed",
+        "<|tool_call_start|>": "Listed",
+        "<functions></functions> <function_calls>": "Listed",
+        "<|action_start|>": "Listed",
     }
     assert {source: type(tool_format("auto", source, lambda mark: False)).__name__ for source in found} == found
 
@@ -222,6 +228,20 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
         ("<|channel|>", " to=functions.f"),
     ],
     "json": [("", " "), ("[", "{"), ('{"name": "f", "arguments": "', "\\n")],
+    "lfm2": [
+        ("<|tool_call_start|>[f(a='", "\\x"),
+        ("", "<|tool_call_start|>"),
+        ("<|tool_call_start|>[", "f(a=1),"),
+        ("<|tool_call_start|>", "g "),
+        ("<|tool_call_start|>", "g"),
+    ],
+    "hunyuan_a13b": [(f"<tool_calls>[{F[:-2]}", ESCAPES), ("", "<tool_calls>["), ("<tool_calls>[", '{"name": "f"},')],
+    "olmo3": [("<function_calls>f(a='", "\\x"), ("<function_calls>", "f(a=1)\n"), ("<function_calls>", "f(a=[")],
+    "internlm": [
+        (f"<|action_start|><|plugin|>{F[:-2]}", ESCAPES),
+        ("", "<|action_start|><|plugin|>"),
+        ("<|action_start|>", "<|plugin|>"),
+    ],
 }
 
 

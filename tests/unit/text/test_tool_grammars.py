@@ -47,9 +47,16 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
         "<arg_key>e</arg_key>\n<arg_value>x</arg_value>\n<arg_key>l</arg_key>\n<arg_value>[true]</arg_value>\n</tool_call>",
     ),
     "json": ("", OBJECT),
+    "lfm2": ("<|tool_call_start|>", '[f(n=%s, t="a<b", e="x", l=[true])]<|tool_call_end|>'),
+    "hunyuan_a13b": ("<tool_calls>", f"[\n    {OBJECT}\n]</tool_calls>"),
+    "olmo3": ("<function_calls>", 'f(n=%s, t="a<b", e="x", l=[true])</function_calls>'),
+    "internlm": ("<|action_start|>", f"<|plugin|>\n{OBJECT.replace('arguments', 'parameters')}<|action_end|>"),
 }
 HARMONY = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGUMENTS}"
-MARKED = ("hermes", "qwen3_coder", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45")
+MARKED = (
+    "hermes", "qwen3_coder", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "lfm2", "hunyuan_a13b", "olmo3",
+    "internlm",
+)  # fmt: skip
 
 
 def renamed(call: str) -> str:
@@ -117,6 +124,36 @@ def test_calls_that_have_to_come(name: str) -> None:
     assert ends(spec, mark + renamed(call % 7)) == "refused"
     assert ends(spec, mark + call % '"7"') == "refused"
     assert ends(spec, "no") == "refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "between", "last"),
+    [
+        ("lfm2", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+        ("hunyuan_a13b", "<tool_calls>[", ", ", "]</tool_calls>"),
+        ("hunyuan_a13b", "<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>"),
+        ("olmo3", "<function_calls>", "\n", "</function_calls>"),
+    ],
+)
+def test_several_calls(name: str, first: str, between: str, last: str) -> None:
+    form = tool_format(name, "", lambda text: False)
+    call = "f(n=1)" if name in ("lfm2", "olmo3") else '{"name": "f", "arguments": {"n": 1}}'
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark(TOOLS, 2))
+    assert ends(spec, first + call + last) == "whole"
+    assert ends(spec, first + call + between + call + last) == "whole"
+    assert ends(spec, first + call + between + call + between + call + last) == "refused"
+    assert read(form, first + call + between + call + last) == [("call", '{"n": 1}')] * 2
+
+
+def test_calls_that_python_has_no_words_for() -> None:
+    """Those of a tool whose arguments are said otherwise than by their names are objects."""
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}}])
+    for name, mark in (("lfm2", "<|tool_call_start|>"), ("olmo3", "<function_calls>")):
+        form = tool_format(name, "", lambda text: False)
+        spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 2))
+        written = mark + '[{"name": "f", "arguments": {"a": 1}}]' + form.marks[1]
+        assert ends(spec, written) == "whole"
+        assert read(form, written) == [("call", '{"a": 1}')]
 
 
 def test_channels_without_a_call() -> None:

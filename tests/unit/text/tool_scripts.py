@@ -244,6 +244,72 @@ SCRIPTS = [
     Script("glm45", "<tool_call>f<arg_key>t</arg_key><arg_value>ab</arg", [call("f", '{"t": "ab')], is_cut=True),
     Script("glm45", "<tool_call> is a mark, f", [text("<tool_call> is a mark, f")]),
     Script("glm45", "so <tool_call>f\n<arg", [text("so ")], is_cut=True),
+    # LFM2
+    Script(
+        "lfm2",
+        "I look.\n<|tool_call_start|>[f(a=1, b='x', c={\"k\": [true, None]}), g()]<|tool_call_end|> Wait.",
+        [text("I look."), call("f", '{"a": 1, "b": "x", "c": {"k": [true, null]}}'), call("g", "{}"), text("Wait.")],
+    ),
+    Script("lfm2", f"<|tool_call_start|>[{F}, {G}]<|tool_call_end|>", [call("f", ARGUMENTS), call("g", "{}")]),
+    Script("lfm2", f"<|tool_call_start|>{F}<|tool_call_end|>", [call("f", ARGUMENTS)]),
+    Script("lfm2", "<|tool_call_start|>new(a='<|tool_call_end|>')<|tool_call_end|>", [call("new", '{"a": "<|tool_call_end|>"}')]),
+    Script("lfm2", "[f(a=1)] <|tool_call_start|>[1]", [text("[f(a=1)] <|tool_call_start|>[1]")]),
+    Script("lfm2", "<|tool_call_start|>[f(a=1, b=x), g()]<|tool_call_end|>so", [call("f", '{"a": 1}'), text("so")]),
+    Script("lfm2", "so <|tool_call_start|>[f(", [text("so"), call("f", "")], is_cut=True),
+    Script("lfm2", "so <|tool_call_start|>[look", [text("so ")], is_cut=True),
+    Script(
+        "lfm2",
+        "<think>hm</think><|tool_call_start|>[g()]<|tool_call_end|>",
+        [("reasoning", None, "hm"), call("g", "{}")],
+        thinks=True,
+    ),
+    # Hunyuan, Jamba
+    Script(
+        "hunyuan_a13b",
+        f"<think>\nhm\n</think>\n<tool_calls>[{F}, {G}]</tool_calls>",
+        [("reasoning", None, "hm"), call("f", ARGUMENTS), call("g", "{}")],
+        thinks=True,
+    ),
+    Script(
+        "hunyuan_a13b",
+        f" I look.<tool_calls>[\n    {F},\n    {G}\n]</tool_calls>\n",
+        [text(" I look."), call("f", ARGUMENTS), call("g", "{}")],
+    ),
+    Script("hunyuan_a13b", '<tool_calls>[{"name": "new"}] so', [call("new", "{}"), text("so")]),
+    Script("hunyuan_a13b", "<tool_calls>[f()]</tool_calls>", [text("<tool_calls>[f()]</tool_calls>")]),
+    Script("hunyuan_a13b", "<tool_calls>f", [text("<tool_calls>f")]),
+    Script("hunyuan_a13b", '<tool_calls>[{"name": "f", "arguments": {"a": [1', [call("f", '{"a": [1')], is_cut=True),
+    Script(
+        "hunyuan_a13b",
+        '<tool_calls>[{"name": "f", "arguments": {"a": 1, b}}]</tool_calls>.',
+        [call("f", '{"a": 1}'), text(".")],
+    ),
+    # OLMo 3
+    Script(
+        "olmo3",
+        'Ah.\n<function_calls>f(a="x\n", b=true)\nlook.up()\ng(a=[1, None])</function_calls>',
+        [text("Ah."), call("f", '{"a": "x\\n", "b": true}'), call("look.up", "{}"), call("g", '{"a": [1, null]}')],
+    ),
+    Script("olmo3", "<function_calls>\n[f(a=1), g()]\n</function_calls>", [call("f", '{"a": 1}'), call("g", "{}")]),
+    Script("olmo3", "<function_calls>f(a=1), g() so", [call("f", '{"a": 1}'), call("g", "{}"), text("so")]),
+    Script("olmo3", "<function_calls>f(a=b)", [text("<function_calls>f(a=b)")]),
+    Script("olmo3", "<function_calls>f(a=1)\ng", [call("f", '{"a": 1}')], is_cut=True),
+    Script("olmo3", f"<function_calls>[{F}]</function_calls>", [call("f", ARGUMENTS)]),
+    # InternLM
+    Script(
+        "internlm",
+        'Sure.<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": 1}}<|action_end|>\n',
+        [text("Sure."), call("f", '{"a": 1}')],
+    ),
+    Script(
+        "internlm",
+        f"<|action_start|> <|plugin|>{F}<|action_end|><|action_start|><|plugin|>{G}",
+        [call("f", ARGUMENTS), call("g", "{}")],
+    ),
+    Script("internlm", "<|action_start|><|interpreter|>\n1", [text("<|action_start|><|interpreter|>\n1")]),
+    Script("internlm", "<|action_start|> f", [text("<|action_start|> f")]),
+    Script("internlm", "<|action_start|><|plug", [], is_cut=True),
+    Script("internlm", '<|action_start|><|plugin|>{"name": "f", "para', [call("f", "")], is_cut=True),
     # gpt-oss
     Script(
         "gpt_oss",

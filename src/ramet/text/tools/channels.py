@@ -70,10 +70,7 @@ class Channels(ToolFormat):
             for i, tool in enumerate(tools)
         )
         begin = f'{self._mark("<|start|>")} "assistant"'
-        if "<|end|>" in self._special:
-            inside = f"inside: /(.|\\n)*/ {self._mark('<|end|>')}\n"
-        else:
-            inside = f"inside[lazy]: /(.|\\n)*{rules.pattern('<|end|>')}/\n"
+        inside = rules.until("inside", "<|end|>", self._special)
         thought = f'thought: {channel} "analysis" {message} inside {begin}\n'
         return f"{thought}{inside}call: {channel} ({ways})\n" + rules.arguments(tools)
 

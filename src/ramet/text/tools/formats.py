@@ -6,8 +6,10 @@ The forms are those that the families' own templates write and ask for; each rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ramet.text.tools import rules
+from ramet.text.tools.blocks import Layout, Listed
 from ramet.text.tools.channels import Channels
 from ramet.text.tools.form import ANY_TEXT, ToolFormat
 from ramet.text.tools.json_calls import json_arguments, json_call, json_calls
@@ -47,13 +49,9 @@ class _Marked(ToolFormat):
         return f"{calls}call: {begin} {line} {inside} {line} {end}\n{its_rules}"
 
     def free_lark(self, tools: Sequence[Tool], most: int) -> str:
-        begin, end = (rules.mark(one, self._special) for one in self.marks)
+        end = rules.mark(self.marks[1], self._special)
         inside, its_rules = self._call(tools)
-        text = ANY_TEXT
-        if self.marks[0] in self._special:
-            text += f"begin: text {begin}\n"
-        else:
-            text += "begin[lazy]: /(.|\\n)*<tool_call>/\n"
+        text = ANY_TEXT + rules.until("begin", self.marks[0], self._special)
         line = rules.quoted(self.line)
         call = f"call: begin {line} {inside} {line} {end}\n"
         return f"answer: text | call{{1,{most}}} {'text' if most > 1 else ''}\n{text}{call}{its_rules}"
@@ -251,6 +249,17 @@ class _Mistral(ToolFormat):
         return " | ".join(f"{rules.quoted(tool.name)} {behind}arguments_{i}" for i, tool in enumerate(tools))
 
 
+def _listed(layout: Layout, template: str, special: frozenset[str]) -> ToolFormat:
+    return Listed(layout, special)
+
+
+_LAYOUTS = {
+    "lfm2": Layout("<|tool_call_start|>", "<|tool_call_end|>", pythonic=("[", ", ", "]")),
+    "hunyuan_a13b": Layout("<tool_calls>", "</tool_calls>"),
+    "olmo3": Layout("<function_calls>", "</function_calls>", pythonic=("", "\n", "")),
+    "internlm": Layout("<|action_start|>", "<|action_end|>", "<|plugin|>", arguments="parameters", is_single=True),
+}
+
 _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "none": lambda template, special: ToolFormat(),
     "hermes": lambda template, special: _Hermes(special),
@@ -266,6 +275,7 @@ _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "glm45": lambda template, special: _KeyValues(special, is_later="</arg_key><arg_value>" in template),
     "gpt_oss": lambda template, special: Channels(special),
     "json": lambda template, special: _Bare((), special),
+    **{name: partial(_listed, layout) for name, layout in _LAYOUTS.items()},
 }
 
 
@@ -291,6 +301,11 @@ _MARKS = {  # the first whose marks are all there
     ("<|tool_call|>",): "granite",
     ("<|tool|>",): "phi4_mini_json",
     ("<tool_call>",): "hermes",
+    ("<tool_calls>",): "hunyuan_a13b",
+    ("<|tool_call_start|>",): "lfm2",
+    ("<|tool_list_start|>",): "lfm2",
+    ("<|action_start|>",): "internlm",
+    ("<functions>", "<function_calls>"): "olmo3",
     ("[TOOL_CALLS]",): "mistral",
     ("[func_name1(",): "pythonic",
     ("<|python_tag|>",): "llama3_json",

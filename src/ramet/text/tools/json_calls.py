@@ -23,14 +23,14 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _MAX_WORD = 400  # characters of a number
 
 
-def json_calls(reading: Reading, *, is_list: bool = False) -> Parsing[None]:
+def json_calls(reading: Reading, *, is_list: bool = False, is_marked: bool = False) -> Parsing[None]:
     """Calls with ``;`` or ``,`` between, as far as there are any; what is held before them is their markup, or text with them.
 
-    ``is_list``: their opening bracket has been taken.
+    ``is_list``: their opening bracket has been taken. ``is_marked``: markup says that they are calls, whatever their names.
     """
     while True:
         char = yield from reading.skip_space()
-        if char != "{" or not (yield from json_call(reading)):
+        if char != "{" or not (yield from json_call(reading, is_marked=is_marked)):
             reading.release()
             return
         reading.hold(is_mark=True)

@@ -19,28 +19,34 @@ _ESCAPES = {"'": "'", '"': '\\"', "\\": "\\\\", "/": "/", "\n": "", "a": "\\u000
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
-def pythonic_calls(reading: Reading) -> Parsing[None]:
-    """The calls of a list whose opening bracket has been taken and is held; what is none is text."""
+def pythonic_calls(reading: Reading, *, is_list: bool = True, is_marked: bool = False) -> Parsing[None]:
+    """Calls, as far as there are any; what is held before them is their markup, or text with them.
+
+    ``is_list``: their opening bracket has been taken, and commas are between them; else white space may be all that is.
+    ``is_marked``: markup says that they are calls, whatever their names.
+    """
     while True:
         yield from reading.skip_space()
-        if not (yield from _call(reading)):
+        if not (yield from _call(reading, is_marked)):
             reading.release()
             return
         reading.hold(is_mark=True)
         char = yield from reading.skip_space()
-        if char not in (",", "]"):
-            reading.release()
-            return
-        reading.take()
-        if char == "]":
+        if is_list and char == "]":
+            reading.take()
             reading.drop()
             return
+        if char == ",":
+            reading.take()
+        elif is_list or not _NAME.match(char)[0]:  # type: ignore[index]  # it matches the empty text as well
+            reading.release()
+            return
 
 
-def _call(reading: Reading) -> Parsing[bool]:
+def _call(reading: Reading, is_marked: bool) -> Parsing[bool]:
     """``f(a=1, b=2)``. It is a call once its first value begins, or at its end; one that breaks off then is one too."""
     name = yield from _name(reading)
-    if not name or not (reading.is_forced or name in reading.schemas) or (yield from reading.skip_space()) != "(":
+    if not name or not (is_marked or reading.is_forced or name in reading.schemas) or (yield from reading.skip_space()) != "(":
         return False
     reading.take()
     is_called = False

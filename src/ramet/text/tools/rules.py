@@ -22,6 +22,7 @@ __all__ = [
     "pythonic",
     "quoted",
     "unkept_of_xml",
+    "until",
     "xml",
 ]
 
@@ -41,10 +42,27 @@ def quoted(text: str) -> str:
 
 
 def mark(text: str, special: frozenset[str]) -> str:
-    """A mark: a special token by its name, else the text."""
-    if text not in special:
-        return quoted(text)
-    return text if text.startswith("<") else f"<{text}>"
+    """A text with the special tokens in it, or that it is, by their names."""
+    return " ".join(_name(part) if part in special else quoted(part) for part in _parts(text, special))
+
+
+def until(rule: str, text: str, special: frozenset[str]) -> str:
+    """``rule``: anything up to where this text first comes, and it."""
+    before, *others = _parts(text, special)
+    if before in special:
+        before, others = "", [before, *others]
+    anything = f"/(.|\\n)*{pattern(before)}/"
+    return f"{rule}: {anything} {mark(''.join(others), special)}\n" if others else f"{rule}[lazy]: {anything}\n"
+
+
+def _parts(text: str, special: frozenset[str]) -> list[str]:
+    """Cut around special tokens."""
+    ways = "|".join(map(re.escape, special))
+    return [part for part in re.split(f"({ways})", text) if part] if ways and text else [text]
+
+
+def _name(token: str) -> str:
+    return token if token.startswith("<") else f"<{token}>"
 
 
 def pattern(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ramet.text.tools import rules
-from ramet.text.tools.form import ANY_TEXT, ToolFormat
+from ramet.text.tools.blocks import Block
 from ramet.text.tools.json_calls import json_arguments
 from ramet.text.tools.reading import Parsing, Reading
 from ramet.text.tools.tool import Tool
@@ -46,16 +46,11 @@ _KIMI = _Marks(
 )
 
 
-class Sections(ToolFormat):
+class Sections(Block):
     """Both families. The mark that begins the section may be left out."""
 
-    reads_calls = True
-    is_marked = True
     between = ""  # calls
     marks: _Marks
-
-    def __init__(self, special: frozenset[str] = frozenset()) -> None:
-        self._special = special
 
     def read(self, reading: Reading) -> Parsing[None]:
         begin, call, _, *ends = self.marks
@@ -90,24 +85,11 @@ class Sections(ToolFormat):
         """The rule of what stands between a call's marks."""
         raise NotImplementedError
 
-    def _mark(self, mark: str) -> str:
-        return rules.mark(mark, self._special)
-
-    def lark(self, tools: Sequence[Tool], most: int) -> str:
-        return f"calls: {self._mark(self.marks.begin)} calls_behind\n" + self._behind(tools, most)
-
-    def free_lark(self, tools: Sequence[Tool], most: int) -> str:
-        if self.marks.begin in self._special:
-            begin = f"begin: text {self._mark(self.marks.begin)}\n"
-        else:
-            begin = f"begin[lazy]: /(.|\\n)*{rules.pattern(self.marks.begin)}/\n"
-        return f"answer: text | begin calls_behind\n{ANY_TEXT}{begin}" + self._behind(tools, most)
-
-    def _behind(self, tools: Sequence[Tool], most: int) -> str:
+    def _block(self, tools: Sequence[Tool], most: int) -> str:
         ways = " | ".join(self._call(tool, f"arguments_{i}") for i, tool in enumerate(tools))
         more = rules.more(rules.quoted(self.between) if self.between else "", "call", most)
         return (
-            f"calls_behind: call {more} {self._mark(self.marks.end_of_all)}\n"
+            f"block: call {more} {self._mark(self.marks.end_of_all)}\n"
             f"call: {self._mark(self.marks.call)} ({ways}) {self._mark(self.marks.end)}\n" + rules.arguments(tools)
         )
 
