@@ -8,7 +8,7 @@ import json
 import random
 
 import pytest
-from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, K_CALL, K_SEP, SCRIPTS, F, Parts, Script
+from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, DSML, DSML_CALL, K_CALL, K_SEP, SCRIPTS, F, Parts, Script
 
 from ramet.errors import InvalidRequest
 from ramet.server.parts import CallIds
@@ -20,6 +20,7 @@ from ramet.text.tools.tool import messages_with_tools, tools_of
 FORMATS = (
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3", "deepseek_v31",
     "kimi_k2", "glm45", "gpt_oss", "json", "lfm2", "hunyuan_a13b", "olmo3", "internlm",
+    "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4",
 )  # fmt: skip
 PROPERTIES = {
     "t": {"type": "string"}, "i": {"type": "integer"}, "l": {"type": "array"}, "any": {},
@@ -159,8 +160,17 @@ def test_the_family_is_that_of_the_template() -> None:
         "<|tool_call_start|>": "Listed",
         "<functions></functions> <function_calls>": "Listed",
         "<|action_start|>": "Listed",
+        "<seed:tool_call><function=x><parameter=y>": "_Xml",
+        "<minimax:tool_call>": "Tagged",
+        f"{{% set d = '{DSML}' %}}<{{{{ d }}}}function_calls>": "Tagged",
+        f"<{DSML}tool_calls>": "Tagged",
     }
     assert {source: type(tool_format("auto", source, lambda mark: False)).__name__ for source in found} == found
+    for source in (
+        "<tool_calls>", "<|tool_call_start|>", "<|action_start|>", "<minimax:tool_call>", "<seed:tool_call><parameter=",
+        f"<{DSML}function_calls>", f"<{DSML}tool_calls>",
+    ):  # fmt: skip
+        assert source.startswith(tool_format("auto", source, lambda mark: False).marks[0])
 
 
 @pytest.mark.parametrize(
@@ -237,6 +247,25 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
     ],
     "hunyuan_a13b": [(f"<tool_calls>[{F[:-2]}", ESCAPES), ("", "<tool_calls>["), ("<tool_calls>[", '{"name": "f"},')],
     "olmo3": [("<function_calls>f(a='", "\\x"), ("<function_calls>", "f(a=1)\n"), ("<function_calls>", "f(a=[")],
+    "seed_oss": [
+        ("<seed:tool_call><function=f><parameter=t>", "</"),
+        ("<seed:tool_call>", "<function=f>"),
+        ("<seed:tool_call><function=f>", "<parameter=t></parameter>"),
+    ],
+    "minimax_m2": [
+        ('<invoke name="f"><parameter name="t">', "<"),
+        ("<minimax:tool_call>", '<invoke name="f">'),
+        ('<minimax:tool_call><invoke name="', "f"),
+        ('<minimax:tool_call><invoke name="f">', '<parameter name="'),
+        ("", '<minimax:tool_call><invoke name="f">{}</invoke>'),
+    ],
+    "deepseek_v32": [
+        (f'{DSML_CALL}<{DSML}parameter name="t" string="true">', f"</{DSML}"),
+        (f'{DSML_CALL}{{"a": "', ESCAPES),
+        (DSML_CALL, f'<{DSML}parameter name="t" string="'),
+        ("", DSML_CALL),
+    ],
+    "deepseek_v4": [("", f"<{DSML}tool_calls>"), (f"<{DSML}tool_calls>", DSML_CALL)],
     "internlm": [
         (f"<|action_start|><|plugin|>{F[:-2]}", ESCAPES),
         ("", "<|action_start|><|plugin|>"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.scripted import ends
+from tool_scripts import DSML
 
 from ramet.core.grammar import GrammarSpec
 from ramet.text.tools.form import ToolFormat
@@ -26,6 +27,13 @@ TOOLS = tools_of([{"type": "function", "function": {"name": "f", "parameters": P
 ARGUMENTS = '{"t": "a<b", "n": %s, "e": "x", "l": [true]}'
 OBJECT = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
 DS = DeepSeek.marks
+SECTIONS = {"deepseek_v32": "function_calls", "deepseek_v4": "tool_calls"}
+DSML_CALL = (
+    f'\n<{DSML}invoke name="f">\n<{DSML}parameter name="t" string="true">a<b</{DSML}parameter>\n'
+    f'<{DSML}parameter name="n" string="false">%s</{DSML}parameter>\n'
+    f'<{DSML}parameter name="e" string="true">x</{DSML}parameter>\n'
+    f'<{DSML}parameter name="l" string="false">[true]</{DSML}parameter>\n</{DSML}invoke>\n'
+)
 CALLS = {  # of f in each form, behind its mark; the token of it where it is one
     "hermes": ("<tool_call>", "\n" + OBJECT + "\n</tool_call>"),
     "qwen3_coder": (
@@ -47,6 +55,17 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
         "<arg_key>e</arg_key>\n<arg_value>x</arg_value>\n<arg_key>l</arg_key>\n<arg_value>[true]</arg_value>\n</tool_call>",
     ),
     "json": ("", OBJECT),
+    "seed_oss": (
+        "<seed:tool_call>",
+        "\n<function=f>\n<parameter=t>a<b</parameter>\n<parameter=n>%s</parameter>\n<parameter=e>x</parameter>\n"
+        "<parameter=l>[true]</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        '\n<invoke name="f">\n<parameter name="t">a<b</parameter>\n<parameter name="n">%s</parameter>\n'
+        '<parameter name="e">x</parameter>\n<parameter name="l">[true]</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    **{name: (f"<{DSML}{section}>", DSML_CALL + f"</{DSML}{section}>") for name, section in SECTIONS.items()},
     "lfm2": ("<|tool_call_start|>", '[f(n=%s, t="a<b", e="x", l=[true])]<|tool_call_end|>'),
     "hunyuan_a13b": ("<tool_calls>", f"[\n    {OBJECT}\n]</tool_calls>"),
     "olmo3": ("<function_calls>", 'f(n=%s, t="a<b", e="x", l=[true])</function_calls>'),
@@ -55,13 +74,13 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
 HARMONY = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGUMENTS}"
 MARKED = (
     "hermes", "qwen3_coder", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "lfm2", "hunyuan_a13b", "olmo3",
-    "internlm",
+    "internlm", "seed_oss", "minimax_m2", *SECTIONS,
 )  # fmt: skip
 
 
 def renamed(call: str) -> str:
     """The call of another tool."""
-    for before in ("functions.", f"function{DS[2]}", ""):
+    for before in ('name="', "function=", "functions.", f"function{DS[2]}", ""):
         if before in call:
             return call.replace(f"{before}f", f"{before}h", 1)
     raise AssertionError(call)
@@ -133,11 +152,19 @@ def test_calls_that_have_to_come(name: str) -> None:
         ("hunyuan_a13b", "<tool_calls>[", ", ", "]</tool_calls>"),
         ("hunyuan_a13b", "<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>"),
         ("olmo3", "<function_calls>", "\n", "</function_calls>"),
+        ("minimax_m2", "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>"),
+        ("seed_oss", "<seed:tool_call>\n", "\n</seed:tool_call>\n<seed:tool_call>\n", "\n</seed:tool_call>"),
     ],
 )
 def test_several_calls(name: str, first: str, between: str, last: str) -> None:
     form = tool_format(name, "", lambda text: False)
-    call = "f(n=1)" if name in ("lfm2", "olmo3") else '{"name": "f", "arguments": {"n": 1}}'
+    call = {
+        "lfm2": "f(n=1)",
+        "hunyuan_a13b": '{"name": "f", "arguments": {"n": 1}}',
+        "olmo3": "f(n=1)",
+        "minimax_m2": '<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>',
+        "seed_oss": "<function=f>\n<parameter=n>1</parameter>\n</function>",
+    }[name]
     spec = GrammarSpec("grammar", "start: calls\n" + form.lark(TOOLS, 2))
     assert ends(spec, first + call + last) == "whole"
     assert ends(spec, first + call + between + call + last) == "whole"
@@ -148,12 +175,52 @@ def test_several_calls(name: str, first: str, between: str, last: str) -> None:
 def test_calls_that_python_has_no_words_for() -> None:
     """Those of a tool whose arguments are said otherwise than by their names are objects."""
     [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}}])
+    form = tool_format("deepseek_v4", "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 1))
+    assert ends(spec, CALLS["deepseek_v4"][0] + CALLS["deepseek_v4"][1] % 7) == "whole"
     for name, mark in (("lfm2", "<|tool_call_start|>"), ("olmo3", "<function_calls>")):
         form = tool_format(name, "", lambda text: False)
         spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 2))
         written = mark + '[{"name": "f", "arguments": {"a": 1}}]' + form.marks[1]
         assert ends(spec, written) == "whole"
         assert read(form, written) == [("call", '{"a": 1}')]
+
+
+def test_a_word_in_tags_may_be_a_token() -> None:
+    form = tool_format("deepseek_v32", "", lambda text: text == DSML)
+    written = CALLS["deepseek_v32"][0] + CALLS["deepseek_v32"][1] % 7
+    for spec in (free(form), GrammarSpec("grammar", "start: calls\n" + form.lark(TOOLS, 1))):
+        assert ends(spec, written, DSML) == "whole"
+        assert ends(spec, written.replace("a<b", "a </ b"), DSML) == "whole"
+        assert ends(spec, written.replace(">7<", '>"7"<'), DSML) == "refused"
+    assert ends(free(form), "1 < 2.\n\n" + written, DSML) == "whole"
+    assert ends(free(form), "1 < 2 <", DSML) == "whole"
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "value", "is_kept"),
+    [
+        ({"type": ["string", "null"]}, "true", "x", True),
+        ({"type": ["string", "null"]}, "false", "null", True),
+        ({"type": ["string", "null"]}, "false", "7", False),
+        ({"type": "string"}, "false", '"x"', False),
+        ({"enum": ["<", "<="]}, "true", "<=", True),
+        ({"enum": ["<", "<="]}, "true", "=", False),
+        ({}, "false", "[1]", True),
+        ({}, "true", "x", False),
+    ],
+)
+def test_a_tag_says_whether_its_value_is_a_text(schema: dict[str, Any], kind: str, value: str, is_kept: bool) -> None:
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}])
+    form = tool_format("deepseek_v4", "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 1))
+    written = (
+        f'{form.marks[0]}\n<{DSML}invoke name="f">\n<{DSML}parameter name="a" string="{kind}">{value}</{DSML}parameter>\n'
+        f"</{DSML}invoke>\n{form.marks[1]}"
+    )
+    assert ends(spec, written) == ("whole" if is_kept else "refused")
+    [(_, arguments)] = read(form, written)
+    assert json.loads(arguments) == {"a": value if kind == "true" else json.loads(value)}
 
 
 def test_channels_without_a_call() -> None:

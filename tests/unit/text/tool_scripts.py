@@ -35,6 +35,8 @@ DS, DS_CALL, DS_SEP, DS_NEXT, DS_LAST = DeepSeek.marks
 DS_F, DS_G = (f"function{DS_SEP}{name}\n```json\n{said}\n```" for name, said in (("f", ARGUMENTS), ("g", "{}")))
 K, K_CALL, K_SEP, K_END, K_LAST = Kimi.marks
 H = "<|channel|>"
+DSML = "\uff5cDSML\uff5c"
+DSML_CALL = f'<{DSML}invoke name="f">'
 SCRIPTS = [
     # Hermes
     Script("hermes", f"<tool_call>\n{F}\n</tool_call>", [call("f", ARGUMENTS)]),
@@ -310,6 +312,90 @@ SCRIPTS = [
     Script("internlm", "<|action_start|> f", [text("<|action_start|> f")]),
     Script("internlm", "<|action_start|><|plug", [], is_cut=True),
     Script("internlm", '<|action_start|><|plugin|>{"name": "f", "para', [call("f", "")], is_cut=True),
+    # Seed-OSS
+    Script(
+        "seed_oss",
+        "I look.\n<seed:tool_call>\n<function=f>\n<parameter=t>a <b>\n</parameter>\n<parameter=i>17</parameter>\n</function>\n"
+        "</seed:tool_call>\n<seed:tool_call><function=new></function></seed:tool_call>",
+        [text("I look."), call("f", '{"t": "a <b>\\n", "i": 17}'), call("new", "{}")],
+    ),
+    Script("seed_oss", "<function=f>\n<parameter=l>[1]</parameter></seed:tool_call>.", [call("f", '{"l": [1]}'), text(".")]),
+    Script("seed_oss", "<tool_call><function=new></function>", [text("<tool_call><function=new></function>")]),
+    Script("seed_oss", "<seed:tool_call><function=f><parameter=t>ab</para", [call("f", '{"t": "ab')], is_cut=True),
+    # MiniMax
+    Script(
+        "minimax_m2",
+        'hm\n</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="t">a <b>\n</parameter>\n'
+        '<parameter name="l">[1, {"a": "<"}]</parameter>\n<parameter name="n">null</parameter>\n</invoke>\n'
+        '<invoke name="new">\n</invoke>\n</minimax:tool_call>\n',
+        [
+            ("reasoning", None, "hm"),
+            text("I look."),
+            call("f", '{"t": "a <b>\\n", "l": [1, {"a": "<"}], "n": null}'),
+            call("new", "{}"),
+        ],
+        thinks=True,
+        opening="<think>\n",
+    ),
+    Script("minimax_m2", '<invoke name="g"></invoke> so', [call("g", "{}"), text("so")]),
+    Script("minimax_m2", '<invoke name="new"></invoke>', [text('<invoke name="new"></invoke>')]),
+    Script(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="g"></minimax:tool_call><invoke name="new"></invoke>',
+        [call("g", "{}"), text('<invoke name="new"></invoke>')],
+    ),
+    Script("minimax_m2", '<minimax:tool_call>{"name": "f"}', [text('<minimax:tool_call>{"name": "f"}')]),
+    Script("minimax_m2", '<minimax:tool_call><invoke name="f">{"a": [1]}</invoke>.', [call("f", '{"a": [1]}'), text(".")]),
+    Script(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="f">{a}</invoke>',
+        [text('<minimax:tool_call><invoke name="f">{a}</invoke>')],
+    ),
+    Script("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="i">1', [call("f", "")], is_cut=True),
+    Script("minimax_m2", '<minimax:tool_call><invoke name="f', [], is_cut=True),
+    Script("minimax_m2", '<minimax:tool_call><invoke name="f" x="1">', [text('<minimax:tool_call><invoke name="f" x="1">')]),
+    # DeepSeek from V3.2 on
+    Script(
+        "deepseek_v32",
+        f"hm</think>Ah.\n\n<{DSML}function_calls>\n{DSML_CALL}\n"
+        f'<{DSML}parameter name="i" string="true">17 </b></{DSML}parameter>\n'
+        f'<{DSML}parameter name="t" string="false">[1]</{DSML}parameter>\n<{DSML}parameter name="b">true</{DSML}parameter>\n'
+        f'<{DSML}parameter name="any" string="false">no</{DSML}parameter>\n</{DSML}invoke>\n<{DSML}invoke name="new">\n'
+        f"</{DSML}invoke>\n</{DSML}function_calls>",
+        [
+            ("reasoning", None, "hm"),
+            text("Ah."),
+            call("f", '{"i": "17 </b>", "t": [1], "b": true, "any": "no"}'),
+            call("new", "{}"),
+        ],
+        thinks=True,
+        opening="<think>",
+    ),
+    Script("deepseek_v32", f"{DSML_CALL}\n{ARGUMENTS}\n</{DSML}invoke> so", [call("f", ARGUMENTS), text("so")]),
+    Script(
+        "deepseek_v32",
+        f"<{DSML}function_calls>f</{DSML}function_calls>",
+        [text(f"<{DSML}function_calls>f</{DSML}function_calls>")],
+    ),
+    Script(
+        "deepseek_v32",
+        f'{DSML_CALL}<{DSML}parameter name="t" string="true">ab</{DSML}par',
+        [call("f", '{"t": "ab')],
+        is_cut=True,
+    ),
+    Script(
+        "deepseek_v32",
+        f'{DSML_CALL}<{DSML}parameter name="t" string="true">a</{DSML}parameter>?</{DSML}function_calls>.',
+        [call("f", '{"t": "a"}'), text(".")],
+    ),
+    Script("deepseek_v32", f'{DSML_CALL}<{DSML}parameter name="t" string="tr', [call("f", "")], is_cut=True),
+    Script(
+        "deepseek_v4",
+        f'<{DSML}tool_calls>\n{DSML_CALL}\n<{DSML}parameter name="t" string="true">a\nb</{DSML}parameter>\n</{DSML}invoke>\n'
+        f"</{DSML}tool_calls>",
+        [call("f", '{"t": "a\\nb"}')],
+    ),
+    Script("deepseek_v4", f"{DSML_CALL}</{DSML}invoke><{DSML}invoke", [call("f", "{}")], is_cut=True),
     # gpt-oss
     Script(
         "gpt_oss",

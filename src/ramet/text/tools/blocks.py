@@ -16,8 +16,9 @@ from ramet.text.tools.json_calls import json_calls
 from ramet.text.tools.pythonic import pythonic_calls
 from ramet.text.tools.reading import Parsing, Reading
 from ramet.text.tools.tool import Tool
+from ramet.text.tools.xml_calls import Tags, xml_calls
 
-__all__ = ["Block", "Layout", "Listed"]
+__all__ = ["Block", "Layout", "Listed", "Tagged"]
 
 
 class Block(ToolFormat):
@@ -100,3 +101,22 @@ class Listed(Block):
         calls = "object" if self.is_single else f'"[" line? object {more} line? "]"'
         line = "line: /\\n {0,4}/\n"  # as Jamba writes it
         return f"block: {head} {calls} {end}\n{line}" + rules.objects(tools, self._layout.arguments)
+
+
+class Tagged(Block):
+    """Calls with tags around names and values, each on lines of its own. Behind the two marks may be others that are in tags."""
+
+    def __init__(self, marks: Sequence[str], tags: Tags, special: frozenset[str] = frozenset()) -> None:
+        super().__init__(special)
+        self.marks = marks
+        self._tags = tags
+
+    def read(self, reading: Reading) -> Parsing[None]:
+        yield from xml_calls(reading, self.marks[:2], self._tags)
+
+    def _block(self, tools: Sequence[Tool], most: int) -> str:
+        calls = f'"\\n" function {rules.more(rules.quoted(chr(10)), "function", most)}'
+        return f'block: {calls} "\\n" {self._mark(self.marks[1])}\n' + rules.xml(tools, self._tags, self._special)
+
+    def unkept(self, tool: Tool) -> str | None:
+        return rules.unkept_of_xml(tool)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ramet.text.tools import rules
-from ramet.text.tools.blocks import Layout, Listed
+from ramet.text.tools.blocks import Layout, Listed, Tagged
 from ramet.text.tools.channels import Channels
 from ramet.text.tools.form import ANY_TEXT, ToolFormat
 from ramet.text.tools.json_calls import json_arguments, json_call, json_calls
@@ -17,7 +17,7 @@ from ramet.text.tools.pythonic import pythonic_calls
 from ramet.text.tools.reading import Parsing, Reading
 from ramet.text.tools.sections import DeepSeek, DeepSeek31, Kimi
 from ramet.text.tools.tool import Tool
-from ramet.text.tools.xml_calls import key_value_call, xml_call
+from ramet.text.tools.xml_calls import Tags, key_value_call, xml_calls
 
 __all__ = ["MAX_CALLS", "ToolFormat", "tool_format"]
 
@@ -76,25 +76,20 @@ class _Hermes(_Marked):
 
 
 class _Xml(_Marked):
-    """``<tool_call><function=f><parameter=a>...</parameter></function></tool_call>``, once a call: Qwen3-Coder. The first mark
-    may be left out.
+    """``<tool_call><function=f><parameter=a>...</parameter></function></tool_call>``, once a call: Qwen3-Coder; Seed-OSS with
+    marks of its own. The first mark may be left out.
     """
 
+    def __init__(self, marks: tuple[str, str], tags: Tags, special: frozenset[str]) -> None:
+        super().__init__(special)
+        self.marks = marks
+        self._tags = tags
+
     def read(self, reading: Reading) -> Parsing[None]:
-        begins = (*self.marks, "<function=")
-        while mark := (yield from reading.text_until(begins)):
-            if mark == self.marks[1]:
-                reading.end_mark()
-                continue
-            if mark == self.marks[0]:
-                yield from reading.skip_space()
-                if not (yield from reading.word(begins[2:])):
-                    reading.release()
-                    continue
-            yield from xml_call(reading, is_marked=mark == self.marks[0])
+        yield from xml_calls(reading, self.marks, self._tags)
 
     def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
-        return "function", rules.xml(tools)
+        return "function", rules.xml(tools, self._tags, self._special)
 
     def unkept(self, tool: Tool) -> str | None:
         return rules.unkept_of_xml(tool)
@@ -253,6 +248,16 @@ def _listed(layout: Layout, template: str, special: frozenset[str]) -> ToolForma
     return Listed(layout, special)
 
 
+def _dsml(section: str, template: str, special: frozenset[str]) -> ToolFormat:
+    """DeepSeek's from V3.2 on: a word that is one token is in each of its tags."""
+    tags = Tags(
+        f'<{_DSML}invoke name="', f'<{_DSML}parameter name="', f"</{_DSML}parameter>", f"</{_DSML}invoke>", '">', says_kind=True
+    )
+    return Tagged((f"<{_DSML}{section}>", f"</{_DSML}{section}>", _DSML), tags, special)
+
+
+_DSML = "\uff5cDSML\uff5c"
+_INVOKES = Tags('<invoke name="', '<parameter name="', "</parameter>", "</invoke>", '">')
 _LAYOUTS = {
     "lfm2": Layout("<|tool_call_start|>", "<|tool_call_end|>", pythonic=("[", ", ", "]")),
     "hunyuan_a13b": Layout("<tool_calls>", "</tool_calls>"),
@@ -263,7 +268,7 @@ _LAYOUTS = {
 _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "none": lambda template, special: ToolFormat(),
     "hermes": lambda template, special: _Hermes(special),
-    "qwen3_coder": lambda template, special: _Xml(special),
+    "qwen3_coder": lambda template, special: _Xml(_Marked.marks, Tags(line="\n"), special),
     "llama3_json": lambda template, special: _Bare(("<|python_tag|>",), special, "parameters", is_single=True),
     "pythonic": lambda template, special: _Bare(("<|python_tag|>", "<|python_start|>"), special, is_pythonic=True),
     "mistral": lambda template, special: _Mistral(special, is_later="[ARGS]" in template),
@@ -275,6 +280,10 @@ _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "glm45": lambda template, special: _KeyValues(special, is_later="</arg_key><arg_value>" in template),
     "gpt_oss": lambda template, special: Channels(special),
     "json": lambda template, special: _Bare((), special),
+    "seed_oss": lambda template, special: _Xml(("<seed:tool_call>", "</seed:tool_call>"), Tags(), special),
+    "minimax_m2": lambda template, special: Tagged(("<minimax:tool_call>", "</minimax:tool_call>"), _INVOKES, special),
+    "deepseek_v32": partial(_dsml, "function_calls"),
+    "deepseek_v4": partial(_dsml, "tool_calls"),
     **{name: partial(_listed, layout) for name, layout in _LAYOUTS.items()},
 }
 
@@ -291,6 +300,10 @@ def tool_format(name: str, template: str, special: Callable[[str], bool]) -> Too
 
 
 _MARKS = {  # the first whose marks are all there
+    ("<seed:tool_call>",): "seed_oss",
+    ("<minimax:tool_call>",): "minimax_m2",
+    (_DSML, "function_calls>"): "deepseek_v32",
+    (_DSML,): "deepseek_v4",
     ("<parameter=",): "qwen3_coder",
     ("<function=",): "none",  # JSON in a tag of its own, which is not read here
     (DeepSeek.marks.begin, "```json"): "deepseek_v3",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ramet.text.tools.tool import Tool
-from ramet.text.tools.xml_calls import kinds_of
+from ramet.text.tools.xml_calls import Tags, kinds_of
 
 __all__ = [
     "COMMA",
@@ -29,7 +29,6 @@ __all__ = [
 COMMA = '", "'
 
 _NAME = re.compile(r"[\w.\-]+")
-_PARAMETER_END = "\n</parameter>"
 _NOT_ARGUMENTS = {
     "allOf", "anyOf", "oneOf", "enum", "const", "$ref", "patternProperties", "minProperties", "maxProperties",
 }  # fmt: skip
@@ -107,21 +106,23 @@ def pythonic(tools: Sequence[Tool]) -> str:
     return f"call: {' | '.join(calls)}\n" + _values(rules)
 
 
-def xml(tools: Sequence[Tool]) -> str:
+def xml(tools: Sequence[Tool], tags: Tags, special: frozenset[str]) -> str:
     """``function`` of any of them: what it has in the order of its schema. A text ends where its end tag first comes."""
     rules: dict[str, str] = {}
     calls = []
     for tool in tools:
         if has_plain_arguments(tool):
             parts = [
-                f"({quoted(f'<parameter={name}>' + chr(10))} {_xml_value(schema, rules, _PARAMETER_END)} {quoted(chr(10))})"
+                f"({mark(tags.parameter + name, special)} ({_xml_behind(schema, rules, tags, special)}) {quoted(chr(10))})"
                 f"{'' if is_needed else '?'}"
                 for name, schema, is_needed in _properties(tool)
             ]
         else:
-            parts = ['("<parameter=" /[^<>\\n]{1,200}/ ">\\n" xml_text "\\n"){0,64}']
-        calls.append(f'{quoted(f"<function={tool.name}>" + chr(10))} {" ".join(parts)} "</function>"')
-    return f"function: {' | '.join(calls)}\n" + _xml_text("</parameter>") + _values(rules)
+            behind = " | ".join({quoted(tags.closing(is_text) + tags.line): None for is_text in (True, False)})
+            parts = [f'({mark(tags.parameter, special)} /[^<>"\\n]{{1,200}}/ ({behind}) xml_text "\\n"){{0,64}}']
+        begin = mark(f"{tags.function}{tool.name}{tags.close}\n", special)
+        calls.append(f"{begin} {' '.join(parts)} {mark(tags.function_end, special)}")
+    return f"function: {' | '.join(calls)}\n" + until("xml_text", tags.parameter_end, special) + _values(rules)
 
 
 def key_values(tools: Sequence[Tool], line: str) -> str:
@@ -141,7 +142,7 @@ def key_values(tools: Sequence[Tool], line: str) -> str:
             behind = quoted(f"</arg_key>{line}<arg_value>")
             parts = [f'("<arg_key>" /[^<>\\n]{{1,200}}/ {behind} xml_text {quoted(line)}){{0,64}}']
         calls.append(f"{quoted(tool.name + line)} {' '.join(parts)}")
-    return f"function: {' | '.join(calls)}\n" + _xml_text("</arg_value>") + _values(rules)
+    return f"function: {' | '.join(calls)}\n" + until("xml_text", "</arg_value>", frozenset()) + _values(rules)
 
 
 def unkept_of_xml(tool: Tool) -> str | None:
@@ -154,18 +155,31 @@ def unkept_of_xml(tool: Tool) -> str | None:
     return None
 
 
-def _xml_text(end: str) -> str:
-    return f"xml_text[lazy]: /(.|\\n)*{pattern(end)}/\n"
+def _xml_behind(schema: Any, rules: dict[str, str], tags: Tags, special: frozenset[str]) -> str:
+    """What comes behind the name of a parameter: the rest of its tag, the value and the end tag."""
+    kinds = kinds_of(schema)
+    ways = [True, False] if tags.says_kind and kinds > {"string"} else ["string" in kinds]
+    end = tags.line + tags.parameter_end
+    return " | ".join(
+        f"{quoted(tags.closing(is_text) + tags.line)} {(_xml_text if is_text else _xml_json)(schema, rules, end, special)}"
+        for is_text in ways
+    )
 
 
 def _xml_value(schema: Any, rules: dict[str, str], end: str) -> str:
     """A value and its end tag."""
-    if "string" not in kinds_of(schema):
-        return f"{rules.setdefault(_json(schema), f'value_{len(rules)}')} {quoted(end)}"
+    return (_xml_text if "string" in kinds_of(schema) else _xml_json)(schema, rules, end, frozenset())
+
+
+def _xml_json(schema: Any, rules: dict[str, str], end: str, special: frozenset[str]) -> str:
+    return f"{rules.setdefault(_json(schema), f'value_{len(rules)}')} {mark(end, special)}"
+
+
+def _xml_text(schema: Any, rules: dict[str, str], end: str, special: frozenset[str]) -> str:
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if not all(isinstance(one, str) and end not in one for one in values) or not values:
         return "xml_text"
-    return f"({' | '.join(map(quoted, values))}) {quoted(end)}"
+    return f"({' | '.join(map(quoted, values))}) {mark(end, special)}"
 
 
 def _properties(tool: Tool) -> Iterable[tuple[str, Any, bool]]:

@@ -1,27 +1,56 @@
 """Calls with a tag for the function and one for each parameter, as Qwen3-Coder writes them, read as they come.
 
-A value stands between its tags as it is, with a line break before and behind it. What it means is said by the tool's schema: a
-text is told as it comes, all else is JSON, and told at its end.
+A value stands between its tags as it is. What it means is said by its tag, or by the tool's schema: a text is told as it comes,
+all else is JSON, and told at its end.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from ramet.text.tools.json_calls import WORDS
+from ramet.text.tools.json_calls import WORDS, json_arguments
 from ramet.text.tools.reading import Parsing, Reading, beginnings
 from ramet.text.tools.telling import Telling
 
-__all__ = ["key_value_call", "kinds_of", "xml_call"]
+__all__ = ["Tags", "key_value_call", "kinds_of", "xml_calls"]
 
-_FUNCTION, _PARAMETER = "<function=", "<parameter="
-_ENDS = ("</function>", "</tool_call>")
+
+class Tags(NamedTuple):
+    """How a family writes its tags: what stands before a name and behind it, and how its function and parameter end.
+
+    ``line`` stands between a value and its tags. ``says_kind``: a parameter's tag says whether its value is a text.
+    """
+
+    function: str = "<function="
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+    function_end: str = "</function>"
+    close: str = ">"
+    line: str = ""
+    says_kind: bool = False
+
+    def closing(self, is_text: bool) -> str:
+        """What stands behind the name of a parameter whose value is a text, or JSON."""
+        kind = f' string="{str(is_text).lower()}"' if self.says_kind else ""
+        return f"{self.close[:-1]}{kind}>"
+
+    def read(self, written: str) -> tuple[str, object]:
+        """The name in a tag, of which all before its ``>`` is written, and the schema that it gives its value, if any."""
+        if self.close == ">":
+            return written.strip(), None
+        found = _QUOTED.fullmatch(written)
+        return (found[1], _KINDS.get(found[2])) if found else ("", None)
+
+
+_QUOTED = re.compile(r"""([^"]*)"(?:\s+string="(true|false)")?\s*""")
+_KINDS: Mapping[str, object] = {"true": {"type": "string"}, "false": {"type": "object"}}
 _NAME = re.compile(r"[^<>\n]*")
 _MAX_NAME = 200
 _TOOL = re.compile(r"[\w.:/-]+")
-_PARAMETER_END = "</parameter>"
+_CALL_END = "</tool_call>"
 
 
 def kinds_of(schema: object) -> frozenset[str]:
@@ -50,35 +79,64 @@ def _opened(reading: Reading, name: str) -> Telling:
     return told
 
 
-def xml_call(reading: Reading, *, is_marked: bool) -> Parsing[None]:
+def xml_calls(reading: Reading, marks: Sequence[str], tags: Tags) -> Parsing[None]:
+    """Text, and calls between the two marks. The first mark may be left out before the function that is a tool's."""
+    begin, end = marks
+    ends = (tags.function_end, end)
+    is_marked = False
+    while mark := (yield from reading.text_until((begin, tags.function, *ends))):
+        if mark in ends:
+            is_marked = is_marked and mark != end
+            reading.end_mark()
+            continue
+        if mark == begin:
+            yield from reading.skip_space()
+            is_marked = bool((yield from reading.word((tags.function,))))
+            if not is_marked:
+                reading.release()
+                continue
+        is_marked = yield from _xml_call(reading, tags, ends, is_marked)
+
+
+def _xml_call(reading: Reading, tags: Tags, ends: Sequence[str], is_marked: bool) -> Parsing[bool]:
     """One call, behind its ``<function=``, which is held. What turns out to be none is text.
 
-    ``is_marked``: another mark before it says that it is one, whatever its name.
+    ``is_marked``: another mark before it says that it is one, whatever its name. Whether that holds for what comes next is given.
     """
-    name = yield from _name(reading)
-    reading.take(len(name) > 0)
+    name, _ = yield from _tag(reading, tags)
     if not name or not (is_marked or reading.is_forced or name in reading.schemas):
         reading.release()
-        return
+        return False
+    if (yield from reading.skip_space()) == "{":
+        if not (yield from json_arguments(reading, name)):
+            reading.release()
+        return is_marked
     told = _opened(reading, name)
     separator = ""
     while True:
         yield from reading.skip_space()
         reading.hold(is_mark=True)
-        mark = yield from reading.word((_PARAMETER, *_ENDS))
-        if mark in _ENDS:
+        mark = yield from reading.word((tags.parameter, *ends))
+        if mark in ends:
             reading.drop()
             told.close()
             reading.end_call()
-            return
-        key = (yield from _name(reading)) if mark else ""
+            return is_marked and mark == tags.function_end
+        key, kind = (yield from _tag(reading, tags)) if mark else ("", None)
         reading.drop()
-        reading.take(len(key) > 0)
         told.keep(separator + json.dumps(key, ensure_ascii=False) + ": ")
         separator = ", "
-        if not key or not (yield from _xml_value(reading, told, _schema_of(reading, name, key))):
+        schema = kind or _schema_of(reading, name, key)
+        if not key or not (yield from _xml_value(reading, told, schema, tags.parameter_end, tags.line)):
             reading.break_off(told.ending or "{}")
-            return
+            return is_marked
+
+
+def _tag(reading: Reading, tags: Tags) -> Parsing[tuple[str, object]]:
+    """The rest of a tag behind what stands before its name, which comes first; an empty one where it is none."""
+    name, kind = tags.read((yield from _name(reading)))
+    reading.take(len(name) > 0)
+    return name, kind
 
 
 def _name(reading: Reading, end_sign: str = ">") -> Parsing[str]:
@@ -91,7 +149,7 @@ def _name(reading: Reading, end_sign: str = ">") -> Parsing[str]:
             return ""
         if end < len(reading.chunk):
             break
-    return name.strip() if (yield from reading.peek()) == end_sign else ""
+    return name if (yield from reading.peek()) == end_sign else ""
 
 
 def key_value_call(reading: Reading) -> Parsing[None]:
@@ -104,14 +162,14 @@ def key_value_call(reading: Reading) -> Parsing[None]:
         name += reading.take()
     name = name.strip()
     yield from reading.skip_space()
-    mark = yield from reading.word(("<arg_key>", _ENDS[1]))
+    mark = yield from reading.word(("<arg_key>", _CALL_END))
     if not mark or not _TOOL.fullmatch(name):
         reading.release()
         return
     told = _opened(reading, name)
     separator = ""
     while mark == "<arg_key>":
-        key = yield from _name(reading, "<")
+        key = (yield from _name(reading, "<")).strip()
         if not key or not (yield from reading.word(("</arg_key>",))):
             break
         yield from reading.skip_space()
@@ -122,8 +180,8 @@ def key_value_call(reading: Reading) -> Parsing[None]:
         if not (yield from _xml_value(reading, told, _schema_of(reading, name, key), "</arg_value>")):
             break
         yield from reading.skip_space()
-        mark = yield from reading.word(("<arg_key>", _ENDS[1]))
-    if mark == _ENDS[1]:
+        mark = yield from reading.word(("<arg_key>", _CALL_END))
+    if mark == _CALL_END:
         told.close()
         reading.end_call()
     else:
@@ -136,17 +194,17 @@ def _schema_of(reading: Reading, tool: str, key: str) -> object:
     return properties.get(key, {"type": "string"}) if isinstance(properties, Mapping) else {"type": "string"}
 
 
-def _xml_value(reading: Reading, told: Telling, schema: object, end: str = _PARAMETER_END) -> Parsing[bool]:
+def _xml_value(reading: Reading, told: Telling, schema: object, end: str, line: str = "") -> Parsing[bool]:
     """A value to its end tag, told as JSON. False where the answer ends before."""
     kinds = kinds_of(schema)
     if "string" in kinds and "null" not in kinds:
         told.begin_text()
-        is_whole = yield from _value(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end)
+        is_whole = yield from _value(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end, line)
         if is_whole:
             told.end_text()
         return is_whole
     pieces: list[str] = []
-    is_whole = yield from _value(reading, pieces.append, end)
+    is_whole = yield from _value(reading, pieces.append, end, line)
     if is_whole:
         told.tell(_meant("".join(pieces), is_text="string" in kinds))
     return is_whole
@@ -169,10 +227,10 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _value(reading: Reading, write: Callable[[str], None], end_tag: str) -> Parsing[bool]:
-    """All up to the end tag, which is taken; a parameter's without the line breaks beside its tags. False where there is none."""
-    ends = (end_tag, "\n" + end_tag) if end_tag == _PARAMETER_END else (end_tag,)
-    if len(ends) > 1 and (yield from reading.peek()) == "\n":
+def _value(reading: Reading, write: Callable[[str], None], end_tag: str, line: str) -> Parsing[bool]:
+    """All up to the end tag, which is taken, without ``line``, if any, beside the tags. False where there is no end tag."""
+    ends = (end_tag, line + end_tag) if line else (end_tag,)
+    if line and (yield from reading.peek()) == line:
         reading.take()
     pattern = beginnings(ends)
     while (yield from reading.peek()):
@@ -181,7 +239,7 @@ def _value(reading: Reading, write: Callable[[str], None], end_tag: str) -> Pars
         if at > reading.at:
             write(reading.take(at - reading.at))
             continue
-        end = ends[-1] if reading.chunk[at] == "\n" else end_tag
+        end = ends[-1] if reading.chunk[at] == line else end_tag
         taken = ""
         while taken != end and (yield from reading.peek()) == end[len(taken)]:
             taken += reading.take()
