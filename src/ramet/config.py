@@ -33,7 +33,7 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3",
     "deepseek_v31", "kimi_k2", "glm45", "gpt_oss", "json", "lfm2", "hunyuan_a13b", "olmo3", "internlm",
-    "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4",
+    "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4",
 ]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 

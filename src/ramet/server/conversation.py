@@ -20,7 +20,8 @@ from ramet.server.translate import Encoded, Thinking, Translator
 from ramet.structured.schema import checked_schema
 from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.formats import MAX_CALLS
-from ramet.text.tools.reader import THINK, THOUGHT, AnswerReader
+from ramet.text.tools.reader import AnswerReader
+from ramet.text.tools.rules import mark, until
 from ramet.text.tools.tool import Tool, ToolChoice, tools_of
 
 __all__ = ["Conversation", "Prepared", "encoded_of", "prepared"]
@@ -67,14 +68,17 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Form:
-    """What an answer may be, and what it is held to. ``ignored`` are fields that are not kept to."""
+    """What an answer may be, and what it is held to. ``special`` are the marks that are special tokens, ``ignored`` fields
+    that are not kept to.
+    """
 
     format: ToolFormat
     tools: Sequence[Tool]
     thinking: Thinking
     spec: GrammarSpec | None
     is_forced: bool
-    has_special_thoughts: bool
+    thoughts: tuple[str, str]
+    special: frozenset[str]
     ignored: list[str] = field(default_factory=list)
 
     @property
@@ -99,9 +103,9 @@ class Prepared:
     def parted(self) -> PartedAnswer:
         """One for each answer."""
         form = self.form
-        opening = (THINK if form.thinking == "open" else "") + self.opening
-        thinks = form.thinking != "never"
-        reader = AnswerReader(form.format, form.tools, is_forced=form.is_forced, thinks=thinks, opening=opening)
+        opening = (form.thoughts[0] if form.thinking == "open" else "") + self.opening
+        thoughts = None if form.thinking == "never" else form.thoughts
+        reader = AnswerReader(form.format, form.tools, is_forced=form.is_forced, thoughts=thoughts, opening=opening)
         return PartedAnswer(reader, is_text=form.is_text)
 
 
@@ -163,7 +167,8 @@ def _form(translator: Translator, wanted: Conversation, thinking: Thinking, spec
     family = translator.tool_format
     if not (tools or family.has_channels):
         family = ToolFormat()
-    form = _Form(family, tools, thinking, spec, wanted.is_forced, translator.is_special(THOUGHT))
+    special = frozenset(filter(translator.is_special, (*translator.thoughts, *translator.tool_format.marks)))
+    form = _Form(family, tools, thinking, spec, wanted.is_forced, translator.thoughts, special)
     most = 1 if form.format.is_single or wanted.choice.name or not wanted.choice.is_parallel else MAX_CALLS
     if wanted.is_forced:
         if not form.format.reads_calls:
@@ -218,8 +223,9 @@ def _grammar(form: _Form, wanted: str, rules: str) -> GrammarSpec:
     """``wanted``, with thoughts before it; their marks are text, or special tokens."""
     if form.thinking == "never":
         return GrammarSpec("grammar", f"start: {wanted}\n{rules}")
-    thought = _THOUGHT[form.thinking].replace("BEGIN", THINK if form.has_special_thoughts else f'"{THINK}"')
-    inside = f"inside: /(.|\\n)*/ {THOUGHT}\n" if form.has_special_thoughts else "inside[lazy]: /(.|\\n)*<\\/think>/\n"
+    begin, end = form.thoughts
+    thought = _THOUGHT[form.thinking].replace("BEGIN", mark(begin, form.special))
+    inside = until("inside", end, form.special)
     return GrammarSpec("grammar", f"start: thought {wanted}\n{thought}{inside}{rules}")
 
 

@@ -31,7 +31,6 @@ from ramet.text.guards import unguarded
 from ramet.text.tokenizer import Tokenizer
 from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.formats import tool_format
-from ramet.text.tools.reader import THINK, THOUGHT
 
 __all__ = ["Encoded", "Thinking", "Translator", "prompted_of"]
 
@@ -96,6 +95,11 @@ class Translator:
         return tool_format(self._tool_call_parser, self.chat_template.tools_source, self.is_special)
 
     @property
+    def thoughts(self) -> tuple[str, str]:
+        """The marks around what this model thinks."""
+        return self.tool_format.thoughts
+
+    @property
     def tells_tools(self) -> bool:
         """Whether a model whose template has no place for tools is told of them in a message: on demand."""
         return self._tool_call_parser not in ("auto", "none")
@@ -104,13 +108,13 @@ class Translator:
     def thinks(self) -> bool:
         """Whether the model may think before it answers."""
         if self._reasoning_parser == "auto":
-            return THOUGHT in self.chat_template.tools_source
+            return self.thoughts[1] in self.chat_template.tools_source
         return self._reasoning_parser != "none"
 
     @cached_property
     def has_special_marks(self) -> bool:
         """Whether marks of calls or thoughts are special tokens, which are not shown unless asked for."""
-        return any(map(self.is_special, (*self.tool_format.marks, THINK, THOUGHT)))
+        return any(map(self.is_special, (*self.tool_format.marks, *self.thoughts)))
 
     def is_special(self, text: str) -> bool:
         """Whether a text is a special token of the vocabulary."""
@@ -120,9 +124,10 @@ class Translator:
     def thinking_after(self, prompt: str) -> Thinking:
         """Whether an answer to this prompt is, or may be, thought at first."""
         end = prompt.rstrip()
-        if not self.thinks or end.endswith(THOUGHT):
+        think, thought = self.thoughts
+        if not self.thinks or end.endswith(thought):
             return "never"
-        return "open" if self._reasoning_parser == "deepseek_r1" or end.endswith(THINK) else "may"
+        return "open" if self._reasoning_parser == "deepseek_r1" or end.endswith(think.rstrip()) else "may"
 
     # ---- what is asked
 

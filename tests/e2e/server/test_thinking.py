@@ -137,3 +137,22 @@ def test_thoughts_may_end_in_a_special_token(tmp_path: Path) -> None:
         assert [one["function"]["name"] for one in message["tool_calls"]] == ["f"]
         assert "reasoning_content" not in message
         assert message["content"] is None
+
+
+def test_thoughts_have_the_marks_of_the_family(tmp_path: Path) -> None:
+    """Gemma's, of which the last is a special token here and the first is text."""
+    folder = write_tiny(tmp_path, chat_template=TOOLS_TEMPLATE + "{# <|tool_call> <channel|> #}")
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("</think>", "<channel|>"))
+    call = "<|tool_call>call:g{}<tool_call|>"
+    with serve_tiny(folder) as served:
+        spec = held_to(served, SamplingParams(), tools=TOOLS, choice=ToolChoice("required", "g"))
+        assert ends(spec, f"<|channel>thought\nhm<channel|>\n{call}", special="<channel|>") == "whole"
+        assert ends(spec, call, special="<channel|>") == "whole"
+        assert ends(spec, f"<|channel>x\nhm<channel|>{call}", special="<channel|>") == "refused"
+    path.write_text(path.read_text().replace("<channel|>", "<other>"))
+    with serve_tiny(folder) as served, saying(served, f"<|channel>thought\nhm\n<channel|>Ah. {call}"):
+        told = both(served, tools=TOOLS)
+        assert (told.reasoning, told.content, told.calls) == ("hm", "Ah.", [("g", "{}")])
+        plain = both(served)
+        assert (plain.reasoning, plain.content, plain.calls) == ("hm", f"Ah. {call}", [])

@@ -31,6 +31,9 @@ MARKS = {  # by which a template is known to be of a family
     "pythonic": "[func_name1(",
     "mistral": "[TOOL_CALLS]",
     "granite": "<|tool_call|>",
+    "lfm2": "<|tool_call_start|>",
+    "minimax_m2": "<minimax:tool_call>",
+    "gemma4": "<|tool_call>",
     "json": "",
 }
 WRITTEN = {  # a word, a call of f and one of g
@@ -43,6 +46,13 @@ WRITTEN = {  # a word, a call of f and one of g
     "pythonic": '<|python_tag|>[f(a=2, b=[1, "x}"], c=True), g()]',
     "mistral": f'Ah.\n[TOOL_CALLS] [{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
     "granite": f'Ah.\n<|tool_call|>[{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
+    "lfm2": 'Ah.\n<|tool_call_start|>[f(a=2, b=[1, "x}"], c=True), g()]<|tool_call_end|>',
+    "minimax_m2": (
+        'Ah.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">2</parameter>\n'
+        '<parameter name="b">[1, "x}"]</parameter>\n<parameter name="c">true</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call>'
+    ),
+    "gemma4": 'Ah.\n<|tool_call>call:f{a:2,b:[1,<|"|>x}<|"|>],c:true}<tool_call|><|tool_call>call:g{}<tool_call|>',
     "json": f'[{{"name": "f", "arguments": {F}}}, {{"name": "g", "arguments": {{}}}}]',
 }
 NAMES = ("f", "g")

@@ -8,7 +8,8 @@ import json
 import random
 
 import pytest
-from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, DSML, DSML_CALL, K_CALL, K_SEP, SCRIPTS, F, Parts, Script
+from block_scripts import BLOCK_SCRIPTS, DSML, DSML_CALL
+from tool_scripts import ARGUMENTS, DS, DS_CALL, DS_F, DS_SEP, K_CALL, K_SEP, TOOL_SCRIPTS, F, Parts, Script
 
 from ramet.errors import InvalidRequest
 from ramet.server.parts import CallIds
@@ -20,8 +21,9 @@ from ramet.text.tools.tool import messages_with_tools, tools_of
 FORMATS = (
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "granite", "phi4_mini_json", "deepseek_v3", "deepseek_v31",
     "kimi_k2", "glm45", "gpt_oss", "json", "lfm2", "hunyuan_a13b", "olmo3", "internlm",
-    "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4",
+    "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4",
 )  # fmt: skip
+SCRIPTS = [*TOOL_SCRIPTS, *BLOCK_SCRIPTS]
 PROPERTIES = {
     "t": {"type": "string"}, "i": {"type": "integer"}, "l": {"type": "array"}, "any": {},
     "n": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["x", "y"]}, "b": {"type": "boolean"},
@@ -32,7 +34,8 @@ TOOLS = tools_of(
 
 
 def reader(name: str, *, is_forced: bool = False, thinks: bool = False, opening: str = "") -> AnswerReader:
-    return AnswerReader(tool_format(name, "", lambda mark: False), TOOLS, is_forced=is_forced, thinks=thinks, opening=opening)
+    form = tool_format(name, "", lambda mark: False)
+    return AnswerReader(form, TOOLS, is_forced=is_forced, thoughts=form.thoughts if thinks else None, opening=opening)
 
 
 def read(one: AnswerReader, pieces: list[str], *, is_cut: bool = False) -> Parts:
@@ -162,6 +165,8 @@ def test_the_family_is_that_of_the_template() -> None:
         "<|action_start|>": "Listed",
         "<seed:tool_call><function=x><parameter=y>": "_Xml",
         "<minimax:tool_call>": "Tagged",
+        "<|tool_call>call:": "_Gemma",
+        "<start_function_call>": "_Gemma",
         f"{{% set d = '{DSML}' %}}<{{{{ d }}}}function_calls>": "Tagged",
         f"<{DSML}tool_calls>": "Tagged",
     }
@@ -264,6 +269,17 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
         (f'{DSML_CALL}{{"a": "', ESCAPES),
         (DSML_CALL, f'<{DSML}parameter name="t" string="'),
         ("", DSML_CALL),
+    ],
+    "functiongemma": [("<start_function_call>call:f{a:<escape>", "<"), ("", "<start_function_call>call:f{}")],
+    "gemma4": [
+        ('<|tool_call>call:f{a:<|"|>', "<|"),
+        ("<|tool_call>call:f{a:[", '<|"|>x<|"|>,'),
+        ("<|tool_call>call:f{", "a"),
+        ("<|tool_call>call:f{", "a:1,"),
+        ("<|tool_call>call:", "f"),
+        ("", "<|tool_call>"),
+        ("<|channel>thought\n", "<channel|"),
+        ("<|tool_call>call:f{a:", "{b:"),
     ],
     "deepseek_v4": [("", f"<{DSML}tool_calls>"), (f"<{DSML}tool_calls>", DSML_CALL)],
     "internlm": [

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from block_scripts import DSML
 from support.scripted import ends
-from tool_scripts import DSML
 
 from ramet.core.grammar import GrammarSpec
 from ramet.text.tools.form import ToolFormat
@@ -65,6 +65,11 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
         '\n<invoke name="f">\n<parameter name="t">a<b</parameter>\n<parameter name="n">%s</parameter>\n'
         '<parameter name="e">x</parameter>\n<parameter name="l">[true]</parameter>\n</invoke>\n</minimax:tool_call>',
     ),
+    "gemma4": ("<|tool_call>", 'call:f{n:%s,t:<|"|>a<b<|"|>,e:<|"|>x<|"|>,l:[true]}<tool_call|>'),
+    "functiongemma": (
+        "<start_function_call>",
+        "call:f{n:%s,t:<escape>a<b<escape>,e:<escape>x<escape>,l:[true]}<end_function_call>",
+    ),
     **{name: (f"<{DSML}{section}>", DSML_CALL + f"</{DSML}{section}>") for name, section in SECTIONS.items()},
     "lfm2": ("<|tool_call_start|>", '[f(n=%s, t="a<b", e="x", l=[true])]<|tool_call_end|>'),
     "hunyuan_a13b": ("<tool_calls>", f"[\n    {OBJECT}\n]</tool_calls>"),
@@ -74,13 +79,13 @@ CALLS = {  # of f in each form, behind its mark; the token of it where it is one
 HARMONY = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGUMENTS}"
 MARKED = (
     "hermes", "qwen3_coder", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "lfm2", "hunyuan_a13b", "olmo3",
-    "internlm", "seed_oss", "minimax_m2", *SECTIONS,
+    "internlm", "seed_oss", "minimax_m2", "gemma4", "functiongemma", *SECTIONS,
 )  # fmt: skip
 
 
 def renamed(call: str) -> str:
     """The call of another tool."""
-    for before in ('name="', "function=", "functions.", f"function{DS[2]}", ""):
+    for before in ('name="', "call:", "function=", "functions.", f"function{DS[2]}", ""):
         if before in call:
             return call.replace(f"{before}f", f"{before}h", 1)
     raise AssertionError(call)
@@ -153,6 +158,7 @@ def test_calls_that_have_to_come(name: str) -> None:
         ("hunyuan_a13b", "<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>"),
         ("olmo3", "<function_calls>", "\n", "</function_calls>"),
         ("minimax_m2", "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>"),
+        ("gemma4", "<|tool_call>", "<tool_call|><|tool_call>", "<tool_call|>"),
         ("seed_oss", "<seed:tool_call>\n", "\n</seed:tool_call>\n<seed:tool_call>\n", "\n</seed:tool_call>"),
     ],
 )
@@ -162,6 +168,7 @@ def test_several_calls(name: str, first: str, between: str, last: str) -> None:
         "lfm2": "f(n=1)",
         "hunyuan_a13b": '{"name": "f", "arguments": {"n": 1}}',
         "olmo3": "f(n=1)",
+        "gemma4": "call:f{n:1}",
         "minimax_m2": '<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>',
         "seed_oss": "<function=f>\n<parameter=n>1</parameter>\n</function>",
     }[name]
@@ -169,12 +176,18 @@ def test_several_calls(name: str, first: str, between: str, last: str) -> None:
     assert ends(spec, first + call + last) == "whole"
     assert ends(spec, first + call + between + call + last) == "whole"
     assert ends(spec, first + call + between + call + between + call + last) == "refused"
-    assert read(form, first + call + between + call + last) == [("call", '{"n": 1}')] * 2
+    found = read(form, first + call + between + call + last)
+    assert [(kind, json.loads(arguments)) for kind, arguments in found] == [("call", {"n": 1})] * 2
 
 
 def test_calls_that_python_has_no_words_for() -> None:
     """Those of a tool whose arguments are said otherwise than by their names are objects."""
     [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}}])
+    form = tool_format("gemma4", "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 1))
+    written = '<|tool_call>call:f{"a": ["x"]}<tool_call|>'
+    assert ends(spec, written) == "whole"
+    assert read(form, written) == [("call", '{"a": ["x"]}')]
     form = tool_format("deepseek_v4", "", lambda text: False)
     spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 1))
     assert ends(spec, CALLS["deepseek_v4"][0] + CALLS["deepseek_v4"][1] % 7) == "whole"
@@ -221,6 +234,14 @@ def test_a_tag_says_whether_its_value_is_a_text(schema: dict[str, Any], kind: st
     assert ends(spec, written) == ("whole" if is_kept else "refused")
     [(_, arguments)] = read(form, written)
     assert json.loads(arguments) == {"a": value if kind == "true" else json.loads(value)}
+
+
+def test_quotes_may_be_a_token() -> None:
+    form = tool_format("gemma4", "", lambda text: text == '<|"|>')
+    written = "<|tool_call>" + CALLS["gemma4"][1] % 7
+    for spec in (free(form), GrammarSpec("grammar", "start: calls\n" + form.lark(TOOLS, 1))):
+        assert ends(spec, written, '<|"|>') == "whole"
+        assert ends(spec, written.replace('<|"|>', '"'), '<|"|>') == "refused"
 
 
 def test_channels_without_a_call() -> None:

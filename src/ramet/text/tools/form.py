@@ -18,6 +18,7 @@ class ToolFormat:
 
     ``marks`` are what may be special tokens of a vocabulary. ``is_single``: there is one call at most. ``is_marked``: each call
     begins with a mark, so no document is one. ``has_channels``: text and thoughts have marks as well, with tools or without.
+    ``thoughts`` are the marks around what a model thinks before it answers.
     """
 
     reads_calls = False
@@ -26,6 +27,7 @@ class ToolFormat:
     has_channels = False
     has_short_ids = False  # nine letters and digits: templates refuse others
     marks: Sequence[str] = ()
+    thoughts: tuple[str, str] = ("<think>", "</think>")
 
     def read(self, reading: Reading) -> Parsing[None]:
         """Read an answer to its end."""

@@ -26,13 +26,23 @@ MAX_CALLS = 16  # of one answer that is held to calls: so it ends
 _UNMARKED = r"[ \t\r\n]*([^ \t\r\n{\[](.|\n)*)?"  # a text that is no call: it does not begin as one
 
 
+def _tool_name(reading: Reading) -> Parsing[str]:
+    """What comes next of one; empty where none does."""
+    yield from reading.skip_space()
+    name = ""
+    while (char := (yield from reading.peek())) and (char.isalnum() or char in "_-./:") and len(name) < 128:
+        name += reading.take()
+    return name
+
+
 class _Marked(ToolFormat):
     """Text, and calls between ``<tool_call>`` and ``</tool_call>``, whatever stands there."""
 
     reads_calls = True
     is_marked = True
-    marks = ("<tool_call>", "</tool_call>")
+    marks: Sequence[str] = ("<tool_call>", "</tool_call>")
     line = "\n"  # what stands beside the marks
+    between = "\n"  # calls
 
     def __init__(self, special: frozenset[str] = frozenset()) -> None:
         self._special = special
@@ -42,9 +52,9 @@ class _Marked(ToolFormat):
         raise NotImplementedError
 
     def lark(self, tools: Sequence[Tool], most: int) -> str:
-        begin, end = (rules.mark(one, self._special) for one in self.marks)
+        begin, end = (rules.mark(one, self._special) for one in self.marks[:2])
         inside, its_rules = self._call(tools)
-        calls = f"calls: call {rules.more(rules.quoted(chr(10)), 'call', most)}\n"
+        calls = f"calls: call {rules.more(rules.quoted(self.between), 'call', most)}\n"
         line = rules.quoted(self.line)
         return f"{calls}call: {begin} {line} {inside} {line} {end}\n{its_rules}"
 
@@ -80,9 +90,12 @@ class _Xml(_Marked):
     marks of its own. The first mark may be left out.
     """
 
-    def __init__(self, marks: tuple[str, str], tags: Tags, special: frozenset[str]) -> None:
+    def __init__(
+        self, marks: Sequence[str], tags: Tags, special: frozenset[str], thoughts: tuple[str, str] = ToolFormat.thoughts
+    ) -> None:
         super().__init__(special)
         self.marks = marks
+        self.thoughts = thoughts
         self._tags = tags
 
     def read(self, reading: Reading) -> Parsing[None]:
@@ -115,6 +128,40 @@ class _KeyValues(_Marked):
 
     def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
         return "function", rules.key_values(tools, self._between)
+
+    def unkept(self, tool: Tool) -> str | None:
+        return rules.unkept_of_xml(tool)
+
+
+class _Gemma(_Marked):
+    """``<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>``, once a call: Gemma 4, and FunctionGemma with other marks. The third
+    mark is the quote of texts.
+    """
+
+    line = between = ""
+
+    def __init__(self, marks: Sequence[str], special: frozenset[str], thoughts: tuple[str, str] = ToolFormat.thoughts) -> None:
+        super().__init__(special)
+        self.marks = marks
+        self.thoughts = thoughts
+
+    def read(self, reading: Reading) -> Parsing[None]:
+        begin, end, quote = self.marks[:3]
+        while mark := (yield from reading.text_until((begin, end))):
+            if mark == end:
+                reading.end_mark()
+                continue
+            yield from reading.skip_space()
+            name = (yield from _tool_name(reading)) if (yield from reading.word(("call:",))) else ""
+            if (
+                not name
+                or (yield from reading.skip_space()) != "{"
+                or not (yield from json_arguments(reading, name, quote=quote))
+            ):
+                reading.release()
+
+    def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
+        return "function", rules.braced(tools, self.marks[2], self._special)
 
     def unkept(self, tool: Tool) -> str | None:
         return rules.unkept_of_xml(tool)
@@ -210,9 +257,7 @@ class _Mistral(ToolFormat):
                     yield from self._named_call(reading)
 
     def _named_call(self, reading: Reading) -> Parsing[None]:
-        name = ""
-        while (char := (yield from reading.peek())) and (char.isalnum() or char in "_-./:") and len(name) < 128:
-            name += reading.take()
+        name = yield from _tool_name(reading)
         if name and (yield from reading.word(self.marks[1:])) == "[CALL_ID]":
             while (yield from reading.peek()).isalnum():
                 reading.take()
@@ -280,8 +325,14 @@ _FORMATS: Mapping[str, Callable[[str, frozenset[str]], ToolFormat]] = {
     "glm45": lambda template, special: _KeyValues(special, is_later="</arg_key><arg_value>" in template),
     "gpt_oss": lambda template, special: Channels(special),
     "json": lambda template, special: _Bare((), special),
-    "seed_oss": lambda template, special: _Xml(("<seed:tool_call>", "</seed:tool_call>"), Tags(), special),
+    "seed_oss": lambda template, special: _Xml(
+        ("<seed:tool_call>", "</seed:tool_call>"), Tags(), special, ("<seed:think>", "</seed:think>")
+    ),
     "minimax_m2": lambda template, special: Tagged(("<minimax:tool_call>", "</minimax:tool_call>"), _INVOKES, special),
+    "functiongemma": lambda template, special: _Gemma(("<start_function_call>", "<end_function_call>", "<escape>"), special),
+    "gemma4": lambda template, special: _Gemma(
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>"), special, ("<|channel>thought\n", "<channel|>")
+    ),
     "deepseek_v32": partial(_dsml, "function_calls"),
     "deepseek_v4": partial(_dsml, "tool_calls"),
     **{name: partial(_listed, layout) for name, layout in _LAYOUTS.items()},
@@ -304,6 +355,8 @@ _MARKS = {  # the first whose marks are all there
     ("<minimax:tool_call>",): "minimax_m2",
     (_DSML, "function_calls>"): "deepseek_v32",
     (_DSML,): "deepseek_v4",
+    ("<|tool_call>",): "gemma4",
+    ("<start_function_call>",): "functiongemma",
     ("<parameter=",): "qwen3_coder",
     ("<function=",): "none",  # JSON in a tag of its own, which is not read here
     (DeepSeek.marks.begin, "```json"): "deepseek_v3",

@@ -1,4 +1,7 @@
-"""Calls that are JSON objects with a name and arguments, read as they come. What is told of their arguments is JSON, always."""
+"""Calls that are JSON objects with a name and arguments, read as they come. What is told of their arguments is JSON, always.
+
+Gemma's arguments are read here as well: names are bare there, and texts stand as they are between ``quote``, a mark.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import re
 from collections.abc import Callable
 
-from ramet.text.tools.reading import Parsing, Reading
+from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
 __all__ = ["WORDS", "json_arguments", "json_call", "json_calls", "json_scalar"]
@@ -18,6 +21,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')  # characters, and escapes that are whole
 _WORD = re.compile(r"[-+.\w]*")
+_BARE = re.compile(r"[\w.$/-]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _MAX_WORD = 400  # characters of a number
@@ -93,7 +97,7 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
     return True
 
 
-def json_arguments(reading: Reading, name: str, call_id: str | None = None) -> Parsing[bool]:
+def json_arguments(reading: Reading, name: str, call_id: str | None = None, quote: str = "") -> Parsing[bool]:
     """The arguments of a call, which begins with them. False where they are none: what was taken is held still.
 
     Those that break off, or are no JSON from some place on, end there.
@@ -108,7 +112,7 @@ def json_arguments(reading: Reading, name: str, call_id: str | None = None) -> P
         reading.argue(text)
 
     told = Telling(argue)
-    if (yield from _arguments(reading, told)):
+    if (yield from _arguments(reading, told, quote)):
         reading.end_call()
     elif is_called:
         reading.break_off(told.ending)
@@ -137,7 +141,7 @@ def _called_at_the_end(reading: Reading, name: str | None, call_id: str | None =
     return True
 
 
-def _arguments(reading: Reading, told: Telling) -> Parsing[bool]:
+def _arguments(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool]:
     """Those of one call: an object, or a text that spells one; of all else JSON is made as well."""
     if (yield from reading.skip_space()) == '"':
         text = yield from _string(reading)
@@ -146,7 +150,7 @@ def _arguments(reading: Reading, told: Telling) -> Parsing[bool]:
         return text is not None
     pieces: list[str] = []
     is_scalar = (yield from reading.peek()) not in ("{", "[")
-    is_whole = yield from _value(reading, Telling(pieces.append) if is_scalar else told)
+    is_whole = yield from _value(reading, Telling(pieces.append) if is_scalar else told, quote)
     if is_scalar and is_whole:
         scalar = "".join(pieces)
         told.tell("{}" if scalar == "null" else scalar)
@@ -165,20 +169,27 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _value(reading: Reading, told: Telling) -> Parsing[bool]:
+def _value(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool]:
     """A value up to its end, with its white space. False where it is none from some place on, or the answer ends before."""
     while True:
         char = yield from _next(reading, told)
         if char in ("{", "["):
             told.open(reading.take())
             if (yield from _next(reading, told)) != told.closing:
-                if char == "{" and not (yield from _key(reading, told)):
+                if char == "{" and not (yield from _key(reading, told, quote)):
                     return False
                 continue
         elif char == '"':
             told.begin_text()
             reading.take()
             if not (yield from _characters(reading, told.tell)):
+                return False
+            told.end_text()
+        elif quote and char == quote[0]:
+            if not (yield from reading.word((quote,))):
+                return False
+            told.begin_text()
+            if not (yield from read_to(reading, lambda text: told.tell(_inside(text)), quote)):
                 return False
             told.end_text()
         elif not (yield from _scalar(reading, told)):
@@ -194,7 +205,7 @@ def _value(reading: Reading, told: Telling) -> Parsing[bool]:
             told.keep(reading.take())
             if (yield from _next(reading, told)) == told.closing:
                 continue
-            if told.closing == "}" and not (yield from _key(reading, told)):
+            if told.closing == "}" and not (yield from _key(reading, told, quote)):
                 return False
             break
         else:
@@ -209,12 +220,22 @@ def _next(reading: Reading, told: Telling) -> Parsing[str]:
     return char
 
 
-def _key(reading: Reading, told: Telling) -> Parsing[bool]:
+def _key(reading: Reading, told: Telling, quote: str) -> Parsing[bool]:
     """A name and its colon."""
-    if (yield from reading.peek()) != '"':
+    char = yield from reading.peek()
+    told.keep('"')
+    if char == '"':
+        reading.take()
+        is_whole = yield from _characters(reading, told.keep)
+    elif not quote:
         return False
-    told.keep(reading.take())
-    if not (yield from _characters(reading, told.keep)):
+    elif char == quote[0]:
+        is_whole = bool((yield from reading.word((quote,)))) and (
+            yield from read_to(reading, lambda text: told.keep(_inside(text)), quote)
+        )
+    else:
+        is_whole = bool((yield from _run(reading, _BARE, told.keep)))
+    if not is_whole:
         return False
     told.keep('"')
     if (yield from _next(reading, told)) != ":":
@@ -224,16 +245,29 @@ def _key(reading: Reading, told: Telling) -> Parsing[bool]:
 
 
 def _scalar(reading: Reading, told: Telling) -> Parsing[bool]:
-    word = ""
-    while (yield from reading.peek()) and len(word) <= _MAX_WORD:
-        end = _WORD.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
-        word += reading.take(end - reading.at)
-        if end < len(reading.chunk):
-            break
-    scalar = json_scalar(word)
+    pieces: list[str] = []
+    yield from _run(reading, _WORD, pieces.append, _MAX_WORD)
+    scalar = json_scalar("".join(pieces))
     if scalar is not None:
         told.tell(scalar)
     return scalar is not None
+
+
+def _run(reading: Reading, signs: re.Pattern[str], write: Callable[[str], None], most: int = 1 << 62) -> Parsing[int]:
+    """Write the signs that come next, as many as there are, or a few more than ``most``. How many they were is given."""
+    count = 0
+    while (yield from reading.peek()) and count <= most:
+        end = signs.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        count += end - reading.at
+        write(reading.take(end - reading.at))
+        if end < len(reading.chunk):
+            break
+    return count
+
+
+def _inside(text: str) -> str:
+    """What JSON writes between quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _characters(reading: Reading, write: Callable[[str], None]) -> Parsing[bool]:

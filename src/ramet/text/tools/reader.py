@@ -8,24 +8,28 @@ from ramet.text.tools.form import ToolFormat
 from ramet.text.tools.reading import Delta, Parsing, Part, Reading
 from ramet.text.tools.tool import Tool
 
-__all__ = ["THINK", "THOUGHT", "AnswerReader"]
-
-THINK, THOUGHT = "<think>", "</think>"
+__all__ = ["AnswerReader"]
 
 
 class AnswerReader:
     """Takes an answer's text as it comes and gives what is certain of its parts; how it is cut makes no difference to them.
 
-    ``tools`` are those that may be called; ``is_forced`` says that a grammar holds the answer to calls. ``thinks``: what
-    stands between ``<think>``, which must come first, and ``</think>`` is reasoning. ``opening`` is markup that the prompt ends
-    with: the answer is read as if it began with that. Not thread-safe.
+    ``tools`` are those that may be called; ``is_forced`` says that a grammar holds the answer to calls. What stands between the
+    two marks of ``thoughts``, if any, is reasoning; the first of them must come first. ``opening`` is markup that the prompt
+    ends with: the answer is read as if it began with that. Not thread-safe.
     """
 
     def __init__(
-        self, form: ToolFormat, tools: Iterable[Tool] = (), *, is_forced: bool = False, thinks: bool = False, opening: str = ""
+        self,
+        form: ToolFormat,
+        tools: Iterable[Tool] = (),
+        *,
+        is_forced: bool = False,
+        thoughts: tuple[str, str] | None = None,
+        opening: str = "",
     ) -> None:
         self._reading = Reading({tool.name: tool.parameters for tool in tools}, is_forced=is_forced)
-        self._run = _answer(self._reading, form, thinks)
+        self._run = _answer(self._reading, form, thoughts)
         next(self._run)
         self._push(opening)
 
@@ -57,14 +61,15 @@ class AnswerReader:
             next(self._run)
 
 
-def _answer(reading: Reading, form: ToolFormat, thinks: bool) -> Parsing[None]:
-    if thinks:
+def _answer(reading: Reading, form: ToolFormat, thoughts: tuple[str, str] | None) -> Parsing[None]:
+    if thoughts is not None:
+        begin, end = thoughts
         reading.hold(is_mark=True)
         yield from reading.skip_space()
-        if (yield from reading.word((THINK,))):
+        if (yield from reading.word((begin,))):
             reading.drop()
             reading.begin("reasoning")
-            if (yield from reading.text_until((THOUGHT,))):
+            if (yield from reading.text_until((end,))):
                 reading.drop()
                 reading.begin("text")
         elif (yield from reading.peek()):

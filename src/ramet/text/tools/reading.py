@@ -7,12 +7,12 @@ parts. Each character is looked at once, however the text is cut, so that readin
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-__all__ = ["Delta", "Kind", "Parsing", "Part", "Reading", "beginnings"]
+__all__ = ["Delta", "Kind", "Parsing", "Part", "Reading", "read_to"]
 
 T = TypeVar("T")
 Parsing: TypeAlias = Generator[None, None, T]
@@ -22,7 +22,7 @@ _SPACES = re.compile(r"\s*")
 
 
 @lru_cache(maxsize=64)
-def beginnings(words: tuple[str, ...]) -> re.Pattern[str]:
+def _beginnings(words: tuple[str, ...]) -> re.Pattern[str]:
     """Where one of ``words`` stands in a chunk of text, or may begin at its end."""
     return re.compile("|".join(map(_beginning, words)))
 
@@ -141,7 +141,7 @@ class Reading:
 
         The first character of a word must not be in it again.
         """
-        pattern = beginnings(tuple(words))
+        pattern = _beginnings(tuple(words))
         while (yield from self.peek()):
             found = pattern.search(self.chunk, self.at)
             end = len(self.chunk) if found is None else found.start()
@@ -265,3 +265,30 @@ class Reading:
             self.parts.append(Part(kind))
         self.parts[-1].add(text)
         self._deltas.append(Delta(len(self.parts) - 1, kind, text))
+
+
+def read_to(reading: Reading, write: Callable[[str], None], end: str, line: str = "") -> Parsing[bool]:
+    """Write all up to ``end``, which is taken, without one ``line``, if any, before and behind. False where no end comes.
+
+    The first character of the end must not be in it again.
+    """
+    ends = (end, line + end) if line else (end,)
+    if line and (yield from reading.peek()) == line:
+        reading.take()
+    pattern = _beginnings(ends)
+    while (yield from reading.peek()):
+        found = pattern.search(reading.chunk, reading.at)
+        at = len(reading.chunk) if found is None else found.start()
+        if at > reading.at:
+            write(reading.take(at - reading.at))
+            continue
+        wanted = ends[-1] if reading.chunk[at] == line else end
+        taken = ""
+        while taken != wanted and (yield from reading.peek()) == wanted[len(taken)]:
+            taken += reading.take()
+        if taken == wanted:
+            return True
+        if reading.is_over and reading.at == len(reading.chunk):  # the beginning of an end is none of the text
+            return False
+        write(taken)
+    return False

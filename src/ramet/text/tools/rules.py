@@ -13,6 +13,7 @@ from ramet.text.tools.xml_calls import Tags, kinds_of
 __all__ = [
     "COMMA",
     "arguments",
+    "braced",
     "has_plain_arguments",
     "key_values",
     "mark",
@@ -145,6 +146,34 @@ def key_values(tools: Sequence[Tool], line: str) -> str:
     return f"function: {' | '.join(calls)}\n" + until("xml_text", "</arg_value>", frozenset()) + _values(rules)
 
 
+def braced(tools: Sequence[Tool], quote: str, special: frozenset[str]) -> str:
+    """``function`` of any of them as Gemma writes it: what it must have first, then what it may have. Texts are between quotes
+    of their own; a list or an object is JSON.
+    """
+    rules: dict[str, str] = {}
+    calls = []
+    for tool in tools:
+        if has_plain_arguments(tool):
+            inside = f'"{{" {_braced(tool, rules, quote, special)} "}}"'
+        else:
+            inside = rules.setdefault(_json(tool.parameters), f"value_{len(rules)}")
+        calls.append(f"{quoted('call:' + tool.name)} {inside}")
+    return f"function: {' | '.join(calls)}\n" + until("xml_text", quote, special) + _values(rules)
+
+
+def _braced(tool: Tool, rules: dict[str, str], quote: str, special: frozenset[str]) -> str:
+    begin = mark(quote, special)
+    needed: list[str] = []
+    others: list[str] = []
+    for name, schema, is_needed in _properties(tool):
+        kinds = kinds_of(schema)
+        ways = [f"{begin} {_xml_text(schema, rules, quote, special)}"] if "string" in kinds else []
+        if kinds != {"string"}:
+            ways.append(rules.setdefault(_json(schema), f"value_{len(rules)}"))
+        (needed if is_needed else others).append(f"{quoted(name + ':')} ({' | '.join(ways)})")
+    return _listed(needed, others, ",")
+
+
 def unkept_of_xml(tool: Tool) -> str | None:
     """What the form of ``xml`` cannot keep to of a tool's schema, if anything: it writes texts as they are."""
     if not has_plain_arguments(tool):
@@ -198,11 +227,11 @@ def _json(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def _listed(needed: Sequence[str], others: Sequence[str]) -> str:
+def _listed(needed: Sequence[str], others: Sequence[str], comma: str = ", ") -> str:
     """With commas between, whichever of the others there are."""
-    optional = [f'(", " {one})?' for one in others]
+    optional = [f"({quoted(comma)} {one})?" for one in others]
     if needed:
-        return ' ", " '.join(needed) + " " + " ".join(optional)
+        return f" {quoted(comma)} ".join(needed) + " " + " ".join(optional)
     if not others:
         return ""
     ways = (" ".join([one, *optional[i + 1 :]]) for i, one in enumerate(others))

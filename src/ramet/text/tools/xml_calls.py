@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ramet.text.tools.json_calls import WORDS, json_arguments
-from ramet.text.tools.reading import Parsing, Reading, beginnings
+from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
 __all__ = ["Tags", "key_value_call", "kinds_of", "xml_calls"]
@@ -199,12 +199,12 @@ def _xml_value(reading: Reading, told: Telling, schema: object, end: str, line: 
     kinds = kinds_of(schema)
     if "string" in kinds and "null" not in kinds:
         told.begin_text()
-        is_whole = yield from _value(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end, line)
+        is_whole = yield from read_to(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end, line)
         if is_whole:
             told.end_text()
         return is_whole
     pieces: list[str] = []
-    is_whole = yield from _value(reading, pieces.append, end, line)
+    is_whole = yield from read_to(reading, pieces.append, end, line)
     if is_whole:
         told.tell(_meant("".join(pieces), is_text="string" in kinds))
     return is_whole
@@ -225,27 +225,3 @@ def _meant(text: str, *, is_text: bool) -> str:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _value(reading: Reading, write: Callable[[str], None], end_tag: str, line: str) -> Parsing[bool]:
-    """All up to the end tag, which is taken, without ``line``, if any, beside the tags. False where there is no end tag."""
-    ends = (end_tag, line + end_tag) if line else (end_tag,)
-    if line and (yield from reading.peek()) == line:
-        reading.take()
-    pattern = beginnings(ends)
-    while (yield from reading.peek()):
-        found = pattern.search(reading.chunk, reading.at)
-        at = len(reading.chunk) if found is None else found.start()
-        if at > reading.at:
-            write(reading.take(at - reading.at))
-            continue
-        end = ends[-1] if reading.chunk[at] == line else end_tag
-        taken = ""
-        while taken != end and (yield from reading.peek()) == end[len(taken)]:
-            taken += reading.take()
-        if taken == end:
-            return True
-        if reading.is_over and reading.at == len(reading.chunk):  # the beginning of a tag is none of the value
-            return False
-        write(taken)
-    return False
