@@ -244,6 +244,37 @@ def test_quotes_may_be_a_token() -> None:
         assert ends(spec, written.replace('<|"|>', '"'), '<|"|>') == "refused"
 
 
+@pytest.mark.parametrize(
+    ("name", "written", "found"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", {"a": "1"}),
+        ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", {"a": "1"}),
+        ("pythonic", '[f(a=1, b="x")]', {"a": 1, "b": "x"}),
+        ("pythonic", "[f()]", {}),
+        ("lfm2", "<|tool_call_start|>[f(a=[1])]<|tool_call_end|>", {"a": [1]}),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x<|"|>,b:[1]}<tool_call|>', {"a": "x", "b": [1]}),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>', {}),
+    ],
+)
+def test_a_tool_that_names_no_arguments_may_have_any(name: str, written: str, found: dict[str, Any]) -> None:
+    """So are those that are not strict, where an answer is held to something else."""
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    form = tool_format(name, "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: answer\n" + form.free_lark([tool], 2))
+    assert ends(spec, written) == "whole"
+    [(_, arguments)] = read(form, written)
+    assert json.loads(arguments) == found
+    assert form.unkept(tool) is None
+    [closed] = tools_of([{"type": "function", "function": {"name": "f"}}])
+    assert ends(GrammarSpec("grammar", "start: answer\n" + form.free_lark([closed], 2)), written) == (
+        "refused" if found else "whole"
+    )
+    [typed] = tools_of(
+        [{"type": "function", "function": {"name": "f", "parameters": {"additionalProperties": {"type": "null"}}}}]
+    )
+    assert (form.unkept(typed) is None) == (name in ("pythonic", "lfm2"))
+
+
 def test_channels_without_a_call() -> None:
     form = tool_format("gpt_oss", "", lambda text: False)
     spec = free(form)

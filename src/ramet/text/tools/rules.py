@@ -30,6 +30,8 @@ __all__ = [
 COMMA = '", "'
 
 _NAME = re.compile(r"[\w.\-]+")
+_ANY_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_MOST_OPEN = 64  # arguments where nothing says which there are
 _NOT_ARGUMENTS = {
     "allOf", "anyOf", "oneOf", "enum", "const", "$ref", "patternProperties", "minProperties", "maxProperties",
 }  # fmt: skip
@@ -103,7 +105,8 @@ def pythonic(tools: Sequence[Tool]) -> str:
         for name, schema, is_needed in _properties(tool):
             value = rules.setdefault(_json(schema), f"value_{len(rules)}")
             (needed if is_needed else others).append(f"{quoted(name + '=')} {value}")
-        calls.append(f"{quoted(tool.name + '(')} {_listed(needed, others)} {quoted(')')}")
+        inside = _anything(f'{_ANY_NAME} "=" {_open_value(tool, rules)}') if _is_open(tool) else _listed(needed, others)
+        calls.append(f"{quoted(tool.name + '(')} {inside} {quoted(')')}")
     return f"call: {' | '.join(calls)}\n" + _values(rules)
 
 
@@ -112,7 +115,7 @@ def xml(tools: Sequence[Tool], tags: Tags, special: frozenset[str]) -> str:
     rules: dict[str, str] = {}
     calls = []
     for tool in tools:
-        if has_plain_arguments(tool):
+        if has_plain_arguments(tool) and not _is_open(tool):
             parts = [
                 f"({mark(tags.parameter + name, special)} ({_xml_behind(schema, rules, tags, special)}) {quoted(chr(10))})"
                 f"{'' if is_needed else '?'}"
@@ -133,7 +136,7 @@ def key_values(tools: Sequence[Tool], line: str) -> str:
     rules: dict[str, str] = {}
     calls = []
     for tool in tools:
-        if has_plain_arguments(tool):
+        if has_plain_arguments(tool) and not _is_open(tool):
             parts = [
                 f"({quoted(f'<arg_key>{name}</arg_key>{line}<arg_value>')} {_xml_value(schema, rules, '</arg_value>')} "
                 f"{quoted(line)}){'' if is_needed else '?'}"
@@ -163,6 +166,8 @@ def braced(tools: Sequence[Tool], quote: str, special: frozenset[str]) -> str:
 
 def _braced(tool: Tool, rules: dict[str, str], quote: str, special: frozenset[str]) -> str:
     begin = mark(quote, special)
+    if _is_open(tool):
+        return _anything(f'{_ANY_NAME} ":" ({begin} xml_text | {_open_value(tool, rules)})', ",")
     needed: list[str] = []
     others: list[str] = []
     for name, schema, is_needed in _properties(tool):
@@ -176,6 +181,8 @@ def _braced(tool: Tool, rules: dict[str, str], quote: str, special: frozenset[st
 
 def unkept_of_xml(tool: Tool) -> str | None:
     """What the form of ``xml`` cannot keep to of a tool's schema, if anything: it writes texts as they are."""
+    if _is_open(tool) and isinstance(tool.parameters.get("additionalProperties"), Mapping):
+        return "additionalProperties"
     if not has_plain_arguments(tool):
         return ", ".join(sorted(_NOT_ARGUMENTS & tool.parameters.keys())) or "its names of properties"
     for name, schema, _ in _properties(tool):
@@ -225,6 +232,20 @@ def _values(rules: Mapping[str, str]) -> str:
 
 def _json(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_open(tool: Tool) -> bool:
+    """Whether its arguments may have any names, as nothing says which there are."""
+    return "properties" not in tool.parameters and tool.parameters.get("additionalProperties") is not False
+
+
+def _open_value(tool: Tool, rules: dict[str, str]) -> str:
+    schema = tool.parameters.get("additionalProperties", True)
+    return rules.setdefault(_json({} if schema is True else schema), f"value_{len(rules)}")
+
+
+def _anything(one: str, comma: str = ", ") -> str:
+    return f"({one} {more(quoted(comma), f'({one})', _MOST_OPEN)})?"
 
 
 def _listed(needed: Sequence[str], others: Sequence[str], comma: str = ", ") -> str:
