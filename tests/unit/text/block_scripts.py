@@ -55,6 +55,7 @@ BLOCK_SCRIPTS = [
     ),
     Script("olmo3", "<function_calls>\n[f(a=1), g()]\n</function_calls>", [call("f", '{"a": 1}'), call("g", "{}")]),
     Script("olmo3", "<function_calls>f(a=1), g() so", [call("f", '{"a": 1}'), call("g", "{}"), text("so")]),
+    Script("olmo3", "<function_calls>f(a=1)\ng()]</function_calls>", [call("f", '{"a": 1}'), call("g", "{}")]),
     Script("olmo3", "<function_calls>f(a=b)", [text("<function_calls>f(a=b)")]),
     Script("olmo3", "<function_calls>f(a=1)\ng", [call("f", '{"a": 1}')], is_cut=True),
     Script("olmo3", f"<function_calls>[{F}]</function_calls>", [call("f", ARGUMENTS)]),
@@ -110,6 +111,12 @@ BLOCK_SCRIPTS = [
         "minimax_m2",
         '<minimax:tool_call><invoke name="g"></minimax:tool_call><invoke name="new"></invoke>',
         [call("g", "{}"), text('<invoke name="new"></invoke>')],
+    ),
+    Script(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="new">{}</invoke><invoke name="newer">{"a": 1}</invoke></minimax:tool_call>'
+        '<invoke name="new">{}</invoke>',
+        [call("new", "{}"), call("newer", '{"a": 1}'), text('<invoke name="new">{}</invoke>')],
     ),
     Script("minimax_m2", '<minimax:tool_call>{"name": "f"}', [text('<minimax:tool_call>{"name": "f"}')]),
     Script("minimax_m2", '<minimax:tool_call><invoke name="f">{"a": [1]}</invoke>.', [call("f", '{"a": [1]}'), text(".")]),
@@ -184,6 +191,7 @@ BLOCK_SCRIPTS = [
     Script("gemma4", "<|tool_call>call:f{<|b:1}<tool_call|>", [text("<|tool_call>call:f{<|b:1}<tool_call|>")]),
     Script("gemma4", '<|tool_call>call:f{a:<|"|>ab<|"', [call("f", '{"a":"ab')], is_cut=True),
     Script("gemma4", '<|tool_call>call:f{a:<|"|>ab<|"', [call("f", '{"a":"ab"}')]),
+    Script("gemma4", '<|tool_call>call:f{<|b<|"|>:1}', [text('<|tool_call>call:f{<|b<|"|>:1}')]),
     Script("gemma4", "so <|tool_call>call:f{a", [text("so"), call("f", "")], is_cut=True),
     Script("gemma4", "so <|tool_call>call:f", [text("so ")], is_cut=True),
     Script(

@@ -219,6 +219,7 @@ def test_a_word_in_tags_may_be_a_token() -> None:
         ({"type": "string"}, "false", '"x"', False),
         ({"enum": ["<", "<="]}, "true", "<=", True),
         ({"enum": ["<", "<="]}, "true", "=", False),
+        ({"enum": [f"</{DSML}parameter>"]}, "true", "=", True),
         ({}, "false", "[1]", True),
         ({}, "true", "x", False),
     ],

@@ -32,7 +32,7 @@ def pythonic_calls(reading: Reading, *, is_list: bool = True, is_marked: bool = 
             return
         reading.hold(is_mark=True)
         char = yield from reading.skip_space()
-        if is_list and char == "]":
+        if char == "]":
             reading.take()
             reading.drop()
             return
