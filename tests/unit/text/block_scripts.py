@@ -47,6 +47,12 @@ BLOCK_SCRIPTS = [
         '<tool_calls>[{"name": "f", "arguments": {"a": 1, b}}]</tool_calls>.',
         [call("f", '{"a": 1}'), text(".")],
     ),
+    Script(
+        "hunyuan_a13b",  # as MiniMax M1 writes it
+        '<tool_calls>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "new", "arguments": {}}\n</tool_calls>so',
+        [call("f", '{"a": 1}'), call("new", "{}"), text("so")],
+    ),
+    Script("hunyuan_a13b", f"<tool_calls>[{G} {G}\n{{no", [call("g", "{}"), call("g", "{}"), text("{no")]),
     # OLMo 3
     Script(
         "olmo3",
@@ -56,6 +62,7 @@ BLOCK_SCRIPTS = [
     Script("olmo3", "<function_calls>\n[f(a=1), g()]\n</function_calls>", [call("f", '{"a": 1}'), call("g", "{}")]),
     Script("olmo3", "<function_calls>f(a=1), g() so", [call("f", '{"a": 1}'), call("g", "{}"), text("so")]),
     Script("olmo3", "<function_calls>f(a=1)\ng()]</function_calls>", [call("f", '{"a": 1}'), call("g", "{}")]),
+    Script("olmo3", "<function_calls>ns/f:1(a=1)\nns/g:2()</function_calls>", [call("ns/f:1", '{"a": 1}'), call("ns/g:2", "{}")]),
     Script("olmo3", "<function_calls>f(a=b)", [text("<function_calls>f(a=b)")]),
     Script("olmo3", "<function_calls>f(a=1)\ng", [call("f", '{"a": 1}')], is_cut=True),
     Script("olmo3", f"<function_calls>[{F}]</function_calls>", [call("f", ARGUMENTS)]),
@@ -105,6 +112,19 @@ BLOCK_SCRIPTS = [
         thinks=True,
         opening="<think>\n",
     ),
+    Script(
+        "minimax_m2",
+        '<invoke name="f"><parameter name="l">\n[ "</parameter>", {"a":"</invoke>"} ]\n</parameter>'
+        '<parameter name="any">{"a": True,}</parameter>\n<parameter name="i">["</parameter>\n'
+        '<parameter name="b">[1, "a</parameter></invoke>',
+        [
+            call(
+                "f",
+                '{"l": [ "</parameter>", {"a":"</invoke>"} ], "any": {"a": true}, "i": "[\\"", "b": "[1, \\"a"}',
+            )
+        ],
+    ),
+    Script("minimax_m2", '<invoke name="f"><parameter name="l">["</parameter>', [call("f", "")], is_cut=True),
     Script("minimax_m2", '<invoke name="g"></invoke> so', [call("g", "{}"), text("so")]),
     Script("minimax_m2", '<invoke name="new"></invoke>', [text('<invoke name="new"></invoke>')]),
     Script(
@@ -188,6 +208,12 @@ BLOCK_SCRIPTS = [
     Script("gemma4", "<|channel>x<channel|>", [text("<|channel>x<channel|>")], thinks=True),
     Script("gemma4", "call:f{a:1} <|tool_call>f{a:1}", [text("call:f{a:1} <|tool_call>f{a:1}")]),
     Script("gemma4", "<|tool_call>call:f{a:1,b:x}<tool_call|>so", [call("f", '{"a":1}'), text("so")]),
+    Script(
+        "gemma4",
+        '<|tool_call>call:f{@id:1, a key\\ :{X-é:<|"|>x<|"|>}}<tool_call|>',
+        [call("f", '{"@id":1, "a key\\\\":{"X-é":"x"}}')],
+    ),
+    Script("gemma4", "<|tool_call>call:f{ :1}", [text("<|tool_call>call:f{ :1}")]),
     Script("gemma4", "<|tool_call>call:f{<|b:1}<tool_call|>", [text("<|tool_call>call:f{<|b:1}<tool_call|>")]),
     Script("gemma4", '<|tool_call>call:f{a:<|"|>ab<|"', [call("f", '{"a":"ab')], is_cut=True),
     Script("gemma4", '<|tool_call>call:f{a:<|"|>ab<|"', [call("f", '{"a":"ab"}')]),

@@ -250,9 +250,12 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
         ("<|tool_call_start|>", "g "),
         ("<|tool_call_start|>", "g"),
     ],
-    "hunyuan_a13b": [(f"<tool_calls>[{F[:-2]}", ESCAPES), ("", "<tool_calls>["), ("<tool_calls>[", '{"name": "f"},')],
+    "hunyuan_a13b": [(f"<tool_calls>[{F[:-2]}", ESCAPES), ("", "<tool_calls>["), ("<tool_calls>", '{"name": "f"} ')],
     "olmo3": [("<function_calls>f(a='", "\\x"), ("<function_calls>", "f(a=1)\n"), ("<function_calls>", "f(a=[")],
     "seed_oss": [
+        ("<function=f>", '<parameter=l>["</parameter>'),
+        ("<function=f><parameter=l>", "["),
+        ("<function=f>", '<parameter=l>["a", "</parameter>'),
         ("<seed:tool_call><function=f><parameter=t>", "</"),
         ("<seed:tool_call>", "<function=f>"),
         ("<seed:tool_call><function=f>", "<parameter=t></parameter>"),
@@ -274,7 +277,7 @@ HOSTILE = {  # beginnings, and what goes on and on behind them
     "gemma4": [
         ('<|tool_call>call:f{a:<|"|>', "<|"),
         ("<|tool_call>call:f{a:[", '<|"|>x<|"|>,'),
-        ("<|tool_call>call:f{", "a"),
+        ("<|tool_call>call:f{", "a "),
         ("<|tool_call>call:f{", "a:1,"),
         ("<|tool_call>call:", "f"),
         ("", "<|tool_call>"),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
-__all__ = ["WORDS", "json_arguments", "json_call", "json_calls", "json_scalar"]
+__all__ = ["WORDS", "json_arguments", "json_call", "json_calls", "json_scalar", "json_value"]
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
 """Names of Python's that mean something in JSON."""
@@ -21,7 +21,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')  # characters, and escapes that are whole
 _WORD = re.compile(r"[-+.\w]*")
-_BARE = re.compile(r"[\w.$/-]*")
+_BARE = re.compile(r'[^:,"<{}\[\]]*')
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _MAX_WORD = 400  # characters of a number
@@ -30,7 +30,8 @@ _MAX_WORD = 400  # characters of a number
 def json_calls(reading: Reading, *, is_list: bool = False, is_marked: bool = False) -> Parsing[None]:
     """Calls with ``;`` or ``,`` between, as far as there are any; what is held before them is their markup, or text with them.
 
-    ``is_list``: their opening bracket has been taken. ``is_marked``: markup says that they are calls, whatever their names.
+    ``is_list``: their opening bracket has been taken. ``is_marked``: markup says that they are calls, whatever their names, and
+    though nothing be between them.
     """
     while True:
         char = yield from reading.skip_space()
@@ -43,10 +44,11 @@ def json_calls(reading: Reading, *, is_list: bool = False, is_marked: bool = Fal
             reading.take()
             reading.drop()
             return
-        if char not in (",", ";"):
+        if char in (",", ";"):
+            reading.take()
+        elif not (is_marked and char == "{"):
             reading.release()
             return
-        reading.take()
 
 
 def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
@@ -86,7 +88,7 @@ def json_call(reading: Reading, *, is_marked: bool = False) -> Parsing[bool]:
             early = []
             if not (yield from _arguments(reading, Telling(early.append))):
                 return False
-        elif not (yield from _value(reading, Telling(_nothing))):
+        elif not (yield from json_value(reading, Telling(_nothing))):
             return _broken(reading, name, is_called)
     if name is None:
         return False
@@ -150,7 +152,7 @@ def _arguments(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool
         return text is not None
     pieces: list[str] = []
     is_scalar = (yield from reading.peek()) not in ("{", "[")
-    is_whole = yield from _value(reading, Telling(pieces.append) if is_scalar else told, quote)
+    is_whole = yield from json_value(reading, Telling(pieces.append) if is_scalar else told, quote)
     if is_scalar and is_whole:
         scalar = "".join(pieces)
         told.tell("{}" if scalar == "null" else scalar)
@@ -169,7 +171,7 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _value(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool]:
+def json_value(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool]:
     """A value up to its end, with its white space. False where it is none from some place on, or the answer ends before."""
     while True:
         char = yield from _next(reading, told)
@@ -234,7 +236,11 @@ def _key(reading: Reading, told: Telling, quote: str) -> Parsing[bool]:
             yield from read_to(reading, lambda text: told.keep(_inside(text)), quote)
         )
     else:
-        is_whole = bool((yield from _run(reading, _BARE, told.keep)))
+        pieces: list[str] = []
+        yield from _run(reading, _BARE, pieces.append)
+        name = "".join(pieces).strip()
+        told.keep(_inside(name))
+        is_whole = bool(name)
     if not is_whole:
         return False
     told.keep('"')

@@ -13,6 +13,7 @@ from ramet.text.tools.telling import Telling
 __all__ = ["pythonic_calls"]
 
 _NAME = re.compile(r"[\w.\-]*")
+_TOOL = re.compile(r"[\w.:/\-]*")
 _PLAIN = {"'": re.compile(r"[^'\\\x00-\x1f\"]*"), '"': re.compile(r'[^"\\\x00-\x1f]*')}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _ESCAPES = {"'": "'", '"': '\\"', "\\": "\\\\", "/": "/", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
@@ -45,7 +46,7 @@ def pythonic_calls(reading: Reading, *, is_list: bool = True, is_marked: bool = 
 
 def _call(reading: Reading, is_marked: bool) -> Parsing[bool]:
     """``f(a=1, b=2)``. It is a call once its first value begins, or at its end; one that breaks off then is one too."""
-    name = yield from _name(reading)
+    name = yield from _name(reading, _TOOL)
     if not name or not (is_marked or reading.is_forced or name in reading.schemas) or (yield from reading.skip_space()) != "(":
         return False
     reading.take()
@@ -93,10 +94,10 @@ def _arguments(reading: Reading, told: Telling) -> Parsing[bool]:
     return True
 
 
-def _name(reading: Reading) -> Parsing[str]:
+def _name(reading: Reading, signs: re.Pattern[str] = _NAME) -> Parsing[str]:
     pieces: list[str] = []
     while (yield from reading.peek()):
-        end = _NAME.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
+        end = signs.match(reading.chunk, reading.at).end()  # type: ignore[union-attr]  # it matches the empty text as well
         pieces.append(reading.take(end - reading.at))
         if end < len(reading.chunk):
             break

@@ -183,8 +183,9 @@ class Reading:
 
     def reread(self) -> None:
         """What is held is read once more, by whoever comes next."""
-        self.chunk = "".join([*self._held, self.chunk[self._held_from :]])
-        self.at = 0
+        if self._held:
+            self.chunk, self._held_from = "".join([*self._held, self.chunk[self._held_from :]]), 0
+        self.at = self._held_from
         self.drop()
 
     def drop(self) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ramet.text.tools.json_calls import WORDS, json_arguments
+from ramet.text.tools.json_calls import WORDS, json_arguments, json_value
 from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
@@ -48,7 +48,7 @@ class Tags(NamedTuple):
 _QUOTED = re.compile(r"""([^"]*)"(?:\s+string="(true|false)")?\s*""")
 _KINDS: Mapping[str, object] = {"true": {"type": "string"}, "false": {"type": "object"}}
 _NAME = re.compile(r"[^<>\n]*")
-_MAX_NAME = 200
+_MAX_NAME = 300
 _TOOL = re.compile(r"[\w.:/-]+")
 _CALL_END = "</tool_call>"
 
@@ -61,9 +61,8 @@ def kinds_of(schema: object) -> frozenset[str]:
     said = schema.get("type")
     found.update([said] if isinstance(said, str) else said if isinstance(said, list) else ())
     values = schema.get("enum")
-    found.update("string" if isinstance(one, str) else "other" for one in (values if isinstance(values, list) else ()))
-    if isinstance(schema.get("const"), str):
-        found.add("string")
+    values = [*(values if isinstance(values, list) else ()), *([schema["const"]] if "const" in schema else ())]
+    found.update("string" if isinstance(one, str) else "null" if one is None else "other" for one in values)
     for key in ("anyOf", "oneOf"):
         ways = schema.get(key)
         for way in ways if isinstance(ways, list) else ():
@@ -203,11 +202,31 @@ def _xml_value(reading: Reading, told: Telling, schema: object, end: str, line: 
         if is_whole:
             told.end_text()
         return is_whole
+    if "string" not in kinds:
+        reading.hold()
+        json_text = yield from _json_value(reading, end)
+        if json_text:
+            reading.drop()
+            told.tell(json_text)
+            return True
+        if reading.is_cut and reading.at == len(reading.chunk):
+            reading.drop()
+            return False
+        reading.reread()
     pieces: list[str] = []
     is_whole = yield from read_to(reading, pieces.append, end, line)
     if is_whole:
         told.tell(_meant("".join(pieces), is_text="string" in kinds))
     return is_whole
+
+
+def _json_value(reading: Reading, end: str) -> Parsing[str]:
+    """A list or an object, up to the end tag, which may stand in a text of it as well; empty where there is none."""
+    pieces: list[str] = []
+    if (yield from reading.skip_space()) not in ("{", "[") or not (yield from json_value(reading, Telling(pieces.append))):
+        return ""
+    yield from reading.skip_space()
+    return "".join(pieces) if (yield from reading.word((end,))) else ""
 
 
 def _meant(text: str, *, is_text: bool) -> str:
