@@ -27,6 +27,7 @@ TOOLS = tools_of([{"type": "function", "function": {"name": "f", "parameters": P
 ARGUMENTS = '{"t": "a<b", "n": %s, "e": "x", "l": [true]}'
 OBJECT = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
 DS = DeepSeek.marks
+KINDS = ("string", "integer", "boolean")
 SECTIONS = {"deepseek_v32": "function_calls", "deepseek_v4": "tool_calls"}
 DSML_CALL = (
     f'\n<{DSML}invoke name="f">\n<{DSML}parameter name="t" string="true">a<b</{DSML}parameter>\n'
@@ -83,11 +84,11 @@ MARKED = (
 )  # fmt: skip
 
 
-def renamed(call: str) -> str:
+def renamed(call: str, name: str = "h") -> str:
     """The call of another tool."""
-    for before in ('name="', "call:", "function=", "functions.", f"function{DS[2]}", ""):
-        if before in call:
-            return call.replace(f"{before}f", f"{before}h", 1)
+    for before in ('"name": "', 'name="', "call:", "function=", "functions.", f"function{DS[2]}", "[", ""):
+        if f"{before}f" in call:
+            return call.replace(f"{before}f", f"{before}{name}", 1)
     raise AssertionError(call)
 
 
@@ -219,7 +220,9 @@ def test_a_word_in_tags_may_be_a_token() -> None:
         ({"type": "string"}, "false", '"x"', False),
         ({"enum": ["<", "<="]}, "true", "<=", True),
         ({"enum": ["<", "<="]}, "true", "=", False),
-        ({"enum": [f"</{DSML}parameter>"]}, "true", "=", True),
+        ({"enum": ["<", 1, None]}, "true", "<", True),
+        ({"enum": ["<", 1, None]}, "false", "1", True),
+        ({"enum": ["<", 1, None]}, "true", "null", False),
         ({}, "false", "[1]", True),
         ({}, "true", "x", False),
     ],
@@ -299,6 +302,14 @@ def test_the_later_form_of_glm() -> None:
         ({"properties": {"a": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "null"}]}}}, "pattern of a"),
         ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
         ({"properties": {"a b": {}}}, "names"),
+        ({"required": ["a"]}, "required"),
+        ({"properties": {"b": {}}, "required": ["a"]}, "required"),
+        ({"properties": {"a": False}}, "may not be"),
+        ({"properties": {"a": {"$ref": "#"}}}, r"$ref"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"items": {"$ref": "#/properties/a"}}}}, "$ref"),
+        ({"properties": {"a": {"enum": ["x", "</parameter>"]}}}, "what a, a text, may be"),
+        ({"properties": {"a": {"type": "integer", "enum": ["x", 1]}}}, "what a, a text, may be"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}, None),
         ({"properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 3}}}}, None),
     ],
 )
@@ -309,3 +320,80 @@ def test_what_a_form_without_quotes_cannot_keep_to(schema: dict[str, Any], words
     assert tool_format("hermes", "", lambda text: False).unkept(tool) is None
     spec = GrammarSpec("grammar", "start: calls\n" + tool_format("qwen3_coder", "", lambda text: False).lark([tool], 1))
     assert ends(spec, "<tool_call>\n<function=f>\n</function>\n</tool_call>") == "whole"
+
+
+ONE_VALUE = {
+    "qwen3_coder": ("<tool_call>\n<function=f>\n<parameter=a>\n", "%s", "\n</parameter>\n</function>\n</tool_call>"),
+    "glm45": ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>", "%s", "</arg_value>\n</tool_call>"),
+    "gemma4": ("<|tool_call>call:f{a:", '<|"|>%s<|"|>', "}<tool_call|>"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_VALUE)
+@pytest.mark.parametrize(
+    ("schema", "kept", "refused"),
+    [
+        ({"anyOf": [{"type": "string", "enum": ["x", "y z"]}, {"type": "null"}]}, ["y z", None], ["z"]),
+        ({"type": ["string", "null"], "enum": ["x", None]}, ["x", None], [""]),
+        ({"type": ["string", "null"], "enum": ["x"]}, ["x"], ["", None]),
+        ({"enum": ["x", 1]}, ["x"], ["1", None]),
+        ({"oneOf": [{"const": "x"}, {"const": "y"}]}, ["x", "y"], ["z", None]),
+        ({"oneOf": [{"enum": ["x", "y"]}, {"const": "x"}]}, ["y"], ["x"]),
+        ({"type": "string", "allOf": [{"enum": ["x", "y"]}, {"const": "y"}]}, ["y"], ["x", "z"]),
+        ({"enum": ["x", "y"], "const": "y"}, ["y"], ["x"]),
+        ({"anyOf": [{"const": "x"}, {"type": "string"}]}, ["x", "z"], []),
+        ({"anyOf": [{"const": "x"}, {"$ref": "#/$defs/n"}]}, ["x"], ["1"]),
+    ],
+)
+def test_texts_are_those_of_the_schema(
+    name: str, schema: dict[str, Any], kept: list[str | None], refused: list[str | None]
+) -> None:
+    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"n": {"type": "integer"}}}
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    form = tool_format(name, "", lambda text: False)
+    assert form.unkept(tool) is None
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 1))
+    before, quotes, behind = ONE_VALUE[name]
+    for value in [*kept, *refused]:
+        written = before + ("null" if value is None else quotes % value) + behind
+        assert (value, ends(spec, written)) == (value, "whole" if value in kept else "refused")
+        one = AnswerReader(form, [tool])
+        one.push(written)
+        if value in kept:
+            assert [json.loads(part.text) for part in one.parts] == [{"a": value}]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("tool_name", ["ns.f", "a/b:c", "f-1"])
+def test_tools_with_odd_names(name: str, tool_name: str) -> None:
+    [tool] = tools_of([{"type": "function", "function": {"name": tool_name, "parameters": PARAMETERS}}])
+    form = tool_format(name, "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: calls\n" + form.lark([tool], 2))
+    mark, call = CALLS[name]
+    written = ("" if name not in MARKED or name == "mistral" else mark) + renamed(call % 7, tool_name)
+    assert ends(spec, written) == "whole"
+    one = AnswerReader(form, [tool], is_forced=True, opening=form.opening([tool]))
+    one.push(written)
+    assert [(part.kind, part.name) for part in one.parts] == [("call", tool_name)]
+
+
+@pytest.mark.parametrize("name", [*CALLS, "gpt_oss"])
+@pytest.mark.parametrize("needed", [["a0"], []])
+def test_many_tools_with_many_arguments(name: str, needed: list[str]) -> None:
+    """Grammars are bounded, and it takes one that is small to hold an answer to calls of that many."""
+    tools = tools_of(
+        [
+            {"type": "function", "function": {"name": f"f{i}", "parameters": {"properties": properties, "required": needed}}}
+            for i in range(40)
+            for properties in [{f"a{j}": {"type": KINDS[j % 3], "description": f"{i} {j}"} for j in range(12)}]
+        ]
+    )
+    form = tool_format(name, "", lambda text: False)
+    assert ends(GrammarSpec("grammar", "start: calls\n" + form.lark(tools, 16)), "") == "open"
+
+
+def test_an_argument_may_refer_to_definitions() -> None:
+    parameters = {"additionalProperties": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
+    [tool] = tools_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    spec = GrammarSpec("grammar", "start: calls\n" + tool_format("pythonic", "", lambda text: False).lark([tool], 1))
+    assert [ends(spec, written) for written in ("[f(a=1)]", "[f(a=true)]")] == ["whole", "refused"]

@@ -119,4 +119,4 @@ class Tagged(Block):
         return f'block: {calls} "\\n" {self._mark(self.marks[1])}\n' + rules.xml(tools, self._tags, self._special)
 
     def unkept(self, tool: Tool) -> str | None:
-        return rules.unkept_of_xml(tool)
+        return rules.unkept_of_xml(tool, self._tags.parameter_end)

@@ -105,7 +105,7 @@ class _Xml(_Marked):
         return "function", rules.xml(tools, self._tags, self._special)
 
     def unkept(self, tool: Tool) -> str | None:
-        return rules.unkept_of_xml(tool)
+        return rules.unkept_of_xml(tool, self._tags.parameter_end)
 
 
 class _KeyValues(_Marked):
@@ -130,7 +130,7 @@ class _KeyValues(_Marked):
         return "function", rules.key_values(tools, self._between)
 
     def unkept(self, tool: Tool) -> str | None:
-        return rules.unkept_of_xml(tool)
+        return rules.unkept_of_xml(tool, "</arg_value>")
 
 
 class _Gemma(_Marked):
@@ -164,7 +164,7 @@ class _Gemma(_Marked):
         return "function", rules.braced(tools, self.marks[2], self._special)
 
     def unkept(self, tool: Tool) -> str | None:
-        return rules.unkept_of_xml(tool)
+        return rules.unkept_of_xml(tool, self.marks[2])
 
 
 class _Bare(ToolFormat):
