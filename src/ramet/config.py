@@ -43,8 +43,8 @@ _PARSER_ALIASES = {  # other engines' names for the same
     "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder", "xlam": "json",
     "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "glm": "glm45", "glm47": "glm45", "gpt-oss": "gpt_oss",
     "openai": "gpt_oss", "jamba": "hunyuan_a13b", "minimax": "hunyuan_a13b",
-    "interns1": "internlm", "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "minimax-m2": "minimax_m2", "granite4": "hermes",
-    "mimo": "qwen3_coder", "step3p5": "qwen3_coder",
+    "interns1": "internlm", "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "minimax-m2": "minimax_m2",
+    "granite4": "hermes", "mimo": "qwen3_coder", "step3p5": "qwen3_coder",
 }  # fmt: skip
 _MAX_FRACTION = 0.95
 
