@@ -127,6 +127,30 @@ def test_a_strict_tool_is_kept_to_where_the_model_chooses(name: str, is_special:
         assert json.loads(arguments) == {"t": "a<b", "n": 7, "e": "x", "l": [True]}
 
 
+@pytest.mark.parametrize("name", [name for name in MARKED if name != "mistral"])
+def test_all_calls_that_are_read_are_kept_to(name: str) -> None:
+    """Those without the mark that should come first, and those that are one too many."""
+    mark, call = CALLS[name]
+    form = tool_format(name, "", lambda text: False)
+    spec = GrammarSpec("grammar", "start: answer\n" + form.free_lark(TOOLS, 2))
+    good, bad = ((call % value).lstrip("\n[") for value in (7, '"7"'))
+    for written in (good, f"So {good} and {good}"):
+        if read(form, written)[-1][0] == "call":
+            assert ends(free(form), written) == "whole"
+    for written in (
+        bad,
+        f"So {bad}",
+        f"So {good} and {bad}",
+        good + bad,
+        good * 3,
+        (mark + call % 7) * 3,
+        (mark + call % 7) * 2 + good,
+    ):
+        num_calls = sum(kind == "call" for kind, _ in read(form, written))
+        if num_calls > 2 or (num_calls and '"7"' in written):
+            assert ends(spec, written) == "refused", written
+
+
 def test_the_later_form_of_mistral() -> None:
     form = tool_format("mistral", "[ARGS]", lambda text: text == "[TOOL_CALLS]")
     spec = free(form)

@@ -22,10 +22,11 @@ __all__ = ["Block", "Layout", "Listed", "Tagged"]
 
 
 class Block(ToolFormat):
-    """Text, and then calls behind the first of the marks."""
+    """Text, and then calls behind the first of the marks. ``bare`` is what begins a call, if calls are read without that."""
 
     reads_calls = True
     is_marked = True
+    bare = ""
 
     def __init__(self, special: frozenset[str] = frozenset()) -> None:
         self._special = special
@@ -34,14 +35,18 @@ class Block(ToolFormat):
         return f"calls: {self._mark(self.marks[0])} block\n" + self._block(tools, most)
 
     def free_lark(self, tools: Sequence[Tool], most: int) -> str:
+        answer = "answer: text | begin block\n"
         begin = rules.until("begin", self.marks[0], self._special)
-        return f"answer: text | begin block\n{ANY_TEXT}{begin}" + self._block(tools, most)
+        if self.bare:
+            answer = f"answer: {rules.fewer('bare', most)} (text | begin block) | bare{{{most}}}\nbare: begin_bare behind\n"
+            begin += rules.until("begin_bare", self.bare, self._special)
+        return answer + ANY_TEXT + begin + self._block(tools, most)
 
     def _mark(self, mark: str) -> str:
         return rules.mark(mark, self._special)
 
     def _block(self, tools: Sequence[Tool], most: int) -> str:
-        """Rules of which ``block`` is all that comes behind the first mark."""
+        """Rules of which ``block`` is all that comes behind the first mark, and ``behind`` what comes behind a ``bare`` one."""
         raise NotImplementedError
 
 
@@ -109,6 +114,7 @@ class Tagged(Block):
     def __init__(self, marks: Sequence[str], tags: Tags, special: frozenset[str] = frozenset()) -> None:
         super().__init__(special)
         self.marks = marks
+        self.bare = tags.function
         self._tags = tags
 
     def read(self, reading: Reading) -> Parsing[None]:

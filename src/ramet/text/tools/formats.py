@@ -43,12 +43,13 @@ class _Marked(ToolFormat):
     marks: Sequence[str] = ("<tool_call>", "</tool_call>")
     line = "\n"  # what stands beside the marks
     between = "\n"  # calls
+    bare = ""  # what begins a call, if calls are read without the first mark
 
     def __init__(self, special: frozenset[str] = frozenset()) -> None:
         self._special = special
 
     def _call(self, tools: Sequence[Tool]) -> tuple[str, str]:
-        """What stands between the marks, and its rules."""
+        """What stands between the marks, and its rules, of which ``behind`` is what comes behind a ``bare`` one."""
         raise NotImplementedError
 
     def lark(self, tools: Sequence[Tool], most: int) -> str:
@@ -63,8 +64,11 @@ class _Marked(ToolFormat):
         inside, its_rules = self._call(tools)
         text = ANY_TEXT + rules.until("begin", self.marks[0], self._special)
         line = rules.quoted(self.line)
-        call = f"call: begin {line} {inside} {line} {end}\n"
-        return f"answer: text | call{{1,{most}}} {'text' if most > 1 else ''}\n{text}{call}{its_rules}"
+        call = f"call: begin {line} {inside} {line} {end}"
+        if self.bare:
+            call += " | begin_bare behind"
+            text += rules.until("begin_bare", self.bare, self._special)
+        return f"answer: {rules.fewer('call', most)} text | call{{{most}}}\n{text}{call}\n{its_rules}"
 
 
 class _Hermes(_Marked):
@@ -95,6 +99,7 @@ class _Xml(_Marked):
     ) -> None:
         super().__init__(special)
         self.marks = marks
+        self.bare = tags.function
         self.thoughts = thoughts
         self._tags = tags
 

@@ -15,6 +15,7 @@ __all__ = [
     "COMMA",
     "arguments",
     "braced",
+    "fewer",
     "has_plain_arguments",
     "key_values",
     "mark",
@@ -81,6 +82,11 @@ def more(separator: str, rule: str, most: int) -> str:
     return "" if most == 1 else f"({separator} {rule}){{0,{most - 1}}}"
 
 
+def fewer(rule: str, most: int) -> str:
+    """Less than so many."""
+    return "" if most == 1 else f"{rule}{{0,{most - 1}}}"
+
+
 def objects(tools: Sequence[Tool], name: str) -> str:
     """``object``: a call as an object, whose arguments are called ``name``."""
     heads = (quoted(f'{{"name": {quoted(tool.name)}, "{name}": ') for tool in tools)
@@ -127,7 +133,9 @@ def pythonic(tools: Sequence[Tool]) -> str:
 
 
 def xml(tools: Sequence[Tool], tags: Tags, special: frozenset[str]) -> str:
-    """``function`` of any of them: what it has in the order of its schema. A text ends where its end tag first comes."""
+    """``function`` of any of them: its mark, and ``behind`` that what it has in the order of its schema. A text ends where its
+    end tag first comes.
+    """
     rules: dict[str, str] = {}
     calls = []
     for tool in tools:
@@ -142,9 +150,9 @@ def xml(tools: Sequence[Tool], tags: Tags, special: frozenset[str]) -> str:
         else:
             behind = " | ".join({quoted(tags.closing(is_text) + tags.line): None for is_text in (True, False)})
             parts = [f'({mark(tags.parameter, special)} /[^<>"\\n]{{1,200}}/ ({behind}) xml_text "\\n"){{0,64}}']
-        begin = mark(f"{tags.function}{tool.name}{tags.close}\n", special)
-        calls.append(f"{begin} {' '.join(parts)} {mark(tags.function_end, special)}")
-    return f"function: {' | '.join(calls)}\n" + until("xml_text", tags.parameter_end, special) + _values(rules)
+        calls.append(f"{quoted(tool.name + tags.close + chr(10))} {' '.join(parts)} {mark(tags.function_end, special)}")
+    head = f"function: {mark(tags.function, special)} behind\n"
+    return f"{head}behind: {' | '.join(calls)}\n" + until("xml_text", tags.parameter_end, special) + _values(rules)
 
 
 def key_values(tools: Sequence[Tool], line: str) -> str:

@@ -52,6 +52,10 @@ class Sections(Block):
     between = ""  # calls
     marks: _Marks
 
+    def __init__(self, special: frozenset[str] = frozenset()) -> None:
+        super().__init__(special)
+        self.bare = self.marks.call
+
     def read(self, reading: Reading) -> Parsing[None]:
         begin, call, _, *ends = self.marks
         while mark := (yield from reading.text_until((begin, call, *ends))):
@@ -90,7 +94,8 @@ class Sections(Block):
         more = rules.more(rules.quoted(self.between) if self.between else "", "call", most)
         return (
             f"block: call {more} {self._mark(self.marks.end_of_all)}\n"
-            f"call: {self._mark(self.marks.call)} ({ways}) {self._mark(self.marks.end)}\n" + rules.arguments(tools)
+            f"call: {self._mark(self.marks.call)} behind\nbehind: ({ways}) {self._mark(self.marks.end)}\n"
+            + rules.arguments(tools)
         )
 
 
