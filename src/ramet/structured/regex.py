@@ -41,16 +41,22 @@ class RegexBudget:
     def check(self, pattern: str) -> None:
         """Raise ``GrammarError`` where groups are too deep, repetitions too many, or the budget is spent. One pass.
 
-        A repetition without an upper bound counts as its lower one, because a loop costs no copies.
+        A repetition without an upper bound counts as its lower one, because a loop costs no copies. ``b**`` and ``b*+`` are
+        errors elsewhere, or mean that nothing is given back; the compilers would take them for ``(b*)*``.
         """
         self.spend(0, len(pattern))
         if _VERBOSE.search(pattern):
             raise GrammarError("the regex has the flag x, which is not supported; write it without spaces and comments")
         outer: list[int] = []  # for each open group the copies of the costliest piece before it
         worst, last = 1, 1  # of the group we are in; of the piece that a repetition would apply to
-        place = 0
+        place, repeated = 0, -1  # where the last repetition ended
         while place < len(pattern):
             char = pattern[place]
+            if char in "*+" and place == repeated:
+                raise GrammarError(
+                    f"the regex repeats a repetition, {shown(pattern[max(0, place - 2) : place + 1])}; no repetition here gives "
+                    "nothing back, and to mean one of another write brackets"
+                )
             self.spend(char in "([.*+?{" or (char == "\\" and pattern[place + 1 : place + 2] in tuple("wWdDsSpP")))
             if char == "\\":
                 last, place = 1, place + 2
@@ -69,14 +75,17 @@ class RegexBudget:
             elif char == "{" and (count := _COUNT.match(pattern, place)):
                 last *= max(1, _number(count[3]) or _number(count[1]))
                 worst = max(worst, last)
-                place = count.end()
+                place = repeated = count.end()
                 if last > MAX_COPIES:
                     raise GrammarError(
                         f"the regex repeats a piece {shown(last)} times; at most {MAX_COPIES:,}, or without an upper bound"
                     )
             else:
-                last = last if char in "*+?" else 1
                 place += 1
+                if char in "*+?":
+                    repeated = place
+                else:
+                    last = 1
 
 
 def quoted(pattern: str) -> str:

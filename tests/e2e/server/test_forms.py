@@ -104,7 +104,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object", "schema": "{"}}, "response_format"),
     ({"response_format": {"type": "structural_tag"}}, "response_format"),
     ({"response_format": STRICT, "guided_regex": "a"}, "guided_regex"),
-    ({"guided_regex": "ab**("}, "guided_regex"),  # B097
+    ({"guided_regex": "ab**"}, "guided_regex"),  # B097
+    ({"guided_regex": "ab("}, "guided_regex"),  # B097
     ({"guided_json": {"type": "objekt"}}, "guided_json"),  # B097
     ({"structured_outputs": {"json": 5}}, "structured_outputs"),  # B097
     ({"json_schema": {"$ref": "#/nowhere"}}, "json_schema"),  # B097

@@ -149,7 +149,7 @@ def _compiled(spec: GrammarSpec) -> object:
         ("(?<!a)b", r"look-around is not supported: \(\?<!"),
         (r"\bword", r"look-around is not supported: \\b"),
         (r"(a)\1", r"back-references are not supported: \\1"),
-        ("a**(", "a group does not end"),
+        ("a*(", "a group does not end"),
         ("a)", "did not begin"),
         ("*a", "nothing to repeat before"),
         ("(?i)*", "nothing to repeat before"),

@@ -103,7 +103,11 @@ def test_keywords_are_not_names_and_values_are_not_schemas() -> None:
 @pytest.mark.parametrize(
     ("constraint", "what"),
     [
-        ({"regex": "ab**("}, "the regex cannot be used"),  # B097
+        ({"regex": "ab**("}, "repeats a repetition, 'b[*][*]'"),  # B097
+        ({"regex": "ab("}, "the regex cannot be used"),  # B097
+        *(({"regex": "a" + twice}, "repeats a repetition") for twice in ("++", "*+", "?+", "{2}+", "*?*", "(b)?*")),
+        ({"json": {"type": "string", "pattern": "^[a-z]++$"}}, "repeats a repetition"),
+        ({"grammar": "start: /a**/"}, "repeats a repetition"),
         ({"json": {"type": "objekt"}}, "objekt"),  # B097
         ({"json": "5"}, "an object, not 5"),  # B097
         ({"json": {"$ref": "#/nowhere"}}, "leads nowhere"),  # B097
