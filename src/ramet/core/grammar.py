@@ -60,6 +60,11 @@ class GrammarSpec:
         if size > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"{self.kind} is {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are taken. Make it smaller")
 
+    @property
+    def is_document(self) -> bool:
+        """Whether the whole output is one JSON document."""
+        return self.kind in ("json", "json_object")
+
     @classmethod
     def of(cls, value: object, param: str = "structured_outputs") -> GrammarSpec:
         """From what callers write: a mapping with exactly one of ``json`` (a schema, as a mapping or as text), ``json_object``

@@ -42,7 +42,8 @@ class SamplingParams(metaclass=_NamesUnknownFields):
     they are of the model's raw distribution, before penalties, temperature and masks. ``seed`` makes the
     output repeatable whatever else runs; without one the engine draws one and reports it. ``structured_outputs`` constrains the
     output (``GrammarSpec.of`` says how it is written); such an output ends where its grammar can go no further, before
-    ``min_tokens`` and under ``ignore_eos`` as well, and nothing else than ``max_tokens`` and ``stop`` ends it sooner.
+    ``min_tokens`` and under ``ignore_eos`` as well, and nothing ends it sooner but ``max_tokens``, and ``stop``
+    where it is no JSON document.
     """
 
     n: int = 1
@@ -97,8 +98,13 @@ class SamplingParams(metaclass=_NamesUnknownFields):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, possibly none."""
-        return tuple(self.stop or ())
+        """Stop strings to look for, possibly none."""
+        return () if self.ignores_stops else tuple(self.stop or ())
+
+    @property
+    def ignores_stops(self) -> bool:
+        """Whether there are stop strings without effect: a JSON document ends by itself, and they could only cut it short."""
+        return bool(self.stop) and self.grammar is not None and self.grammar.is_document
 
     @property
     def grammar(self) -> GrammarSpec | None:

@@ -32,7 +32,9 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a prompt is made of. Messages and ``tools`` are in OpenAI's shape; ``variables`` are for the template."""
+    """What a prompt is made of. Messages and ``tools`` are in OpenAI's shape; ``variables`` are for the template.
+    ``stop_field`` is what the caller names its stop strings.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -40,6 +42,7 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] | None = None
+    stop_field: str = "stop"
 
     @property
     def offered(self) -> Sequence[Mapping[str, Any]] | None:
@@ -121,10 +124,13 @@ async def prepared(services: Services, wanted: Conversation, sampling: SamplingP
     prompt = await _encoded(translator, wanted, opening)
     thinking: Thinking = "never" if opening else translator.thinking_after(prompt.text or "")
     form = await translator.run(lambda: _form(translator, wanted, thinking, sampling.grammar))
+    if sampling.ignores_stops:  # nor do they cut the thoughts before it, or it would be missing
+        form.ignored.append(wanted.stop_field)
     shows_marks = not form.is_text and translator.has_special_marks
     sampling = replace(
         sampling,
         structured_outputs=form.spec,
+        stop=sampling.stops,
         skip_special_tokens=sampling.skip_special_tokens and not shows_marks,
     )
     try:
@@ -180,7 +186,7 @@ def _form(translator: Translator, wanted: Conversation, thinking: Thinking, spec
         form.spec = _grammar(form, "calls", form.format.lark(_kept(form, form.tools), most))
     elif spec is None:
         _hold_free(form, wanted.choice, most)
-    elif spec.kind not in ("json", "json_object"):
+    elif not spec.is_document:
         form.format, form.thinking = ToolFormat(), "never"
     else:
         _hold_document(form, spec, most)

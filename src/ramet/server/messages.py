@@ -110,6 +110,7 @@ async def _conversation(services: Services, asked: ConversationRequest) -> Conve
         add_generation_prompt=not asked.is_prefilled,
         continue_final_message=asked.is_prefilled,
         variables=asked.variables(),
+        stop_field="stop_sequences",
     )
 
 

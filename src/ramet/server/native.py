@@ -115,6 +115,7 @@ async def generate(request: Request) -> Response | EventStream:
     services = services_of(request.scope)
     wanted, ignored = decode_body(body_of(request.scope), GenerateRequest)
     batch = await _submit(request, services, wanted)
+    ignored += ["sampling_params.stop"] * batch.generations[0].request.sampling.ignores_stops
     if wanted.stream:
         return EventStream(_events(batch, services.translator), batch.generations, ignored_header(ignored))
     await answered(batch.generations, request)

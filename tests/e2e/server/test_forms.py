@@ -95,6 +95,30 @@ def test_generate_has_the_names_of_sglang(server: Served, params: dict[str, str]
     assert re.fullmatch(told, answer["text"])
 
 
+def test_stop_strings_do_not_cut_a_document_short(server: Served) -> None:
+    """They do cut what another grammar makes."""
+    for path, form in (
+        (CHAT, {"response_format": STRICT}),
+        (TEXT, {"guided_json": CLOSED}),
+        (RESPONSES, {"json_schema": CLOSED}),
+    ):
+        response = server.post(path, BODIES[path] | form | {"stop": ['"d', "}"]})
+        assert all(re.fullmatch(D, text) for text in texts(path, response.json())), response.text
+        assert response.headers["x-ramet-ignored"] == "stop"
+    form = {"output_format": {"type": "json_schema", "schema": CLOSED}, "stop_sequences": ["d"]}
+    response = server.post(MESSAGES, BODIES[MESSAGES] | form)
+    assert re.fullmatch(D, texts(MESSAGES, response.json())[0])
+    assert (response.json()["stop_reason"], response.headers["x-ramet-ignored"]) == ("end_turn", "stop_sequences")
+    params = {"json_schema": json.dumps(CLOSED), "stop": "d", "max_new_tokens": 100}
+    response = server.post(GENERATE, {"text": "go", "sampling_params": params})
+    assert re.fullmatch(D, response.json()["text"])
+    assert response.headers["x-ramet-ignored"] == "sampling_params.stop"
+    for path in (CHAT, TEXT):
+        response = server.post(path, BODIES[path] | {"guided_regex": "(ab){3}", "stop": "ba"})
+        assert texts(path, response.json()) == ["a"]
+        assert "x-ramet-ignored" not in response.headers
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format"),  # B098
     ({"response_format": {}}, "response_format"),
