@@ -2,6 +2,7 @@
 // other threads run.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "automaton_tokens.h"
@@ -50,6 +51,18 @@ bool fill_row(const Walk& self, const Array<uint32_t, 1>& row) {
   return false;
 }
 
+// Where each state's edges begin, the edges (to, from byte, to byte), and which states accept.
+auto automaton(const Ids& program) {
+  Automaton made;
+  {
+    const nb::gil_scoped_release release;
+    made = make_automaton(program.data(), program.size());
+  }
+  std::vector<std::tuple<int, int, int>> edges;
+  for (const Edge& edge : made.edges) edges.emplace_back(edge.to, edge.lo, edge.hi);
+  return std::make_tuple(made.begins, edges, std::vector<bool>(made.accepts.begin(), made.accepts.end()));
+}
+
 nb::bytes forced(const Walk& self, size_t most) {
   const std::string text = self.forced(most);
   return nb::bytes(text.data(), text.size());
@@ -59,6 +72,7 @@ nb::bytes forced(const Walk& self, size_t most) {
 
 void bind_automaton(nb::module_& m) {
   nb::exception<TooLarge>(m, "TooLarge", PyExc_ValueError);
+  m.def("automaton", &automaton, nb::arg("program").noconvert());
   nb::class_<Vocabulary>(m, "Vocabulary")
       .def("__init__", &make_vocabulary)
       .def_prop_ro("num_rows", [](Vocabulary& self) { return self.rows().num_kept(); });

@@ -1,0 +1,280 @@
+"""A recursive grammar cut into lexemes as long as they can be, so that few steps of a parser take a text far.
+
+Of the lexemes that may come the lexer takes the longest match. So a part of the grammar may be one only where no lexeme can run
+on behind a whole one into what may follow it: else a text that the grammar has would be shut out. That is looked for with the
+automata of all of them, each against each; one that runs on is cut into its parts, down to single characters, which cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ramet._native import TooLarge, automaton
+from ramet.structured.regex_syntax import program_of_regex
+from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Nothing, Ref, Repeat, Rules, Seq, Text, TooLong, uses
+
+__all__ = ["Lexeme", "Lexemes", "characters_of", "lexemes_of"]
+
+_MAX_PATTERN = 20_000
+_MAX_WORK = 200_000  # pairs of states and of edges: a fifth of a second
+_MAX_ROUNDS = 30
+
+
+class Lexemes(NamedTuple):
+    """``nodes`` by their numbers, the regular rules that these use, and the rules that are left, ``root`` among them."""
+
+    nodes: list[Node]
+    used: set[str]
+    rules: dict[str, Node]
+
+
+def lexemes_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
+    """Of a grammar whose ``root`` is not among the ``regular`` rules."""
+    apart: set[Node] = set()
+    try:
+        for _ in range(_MAX_ROUNDS):
+            cut = _Cut(rules, regular, apart)
+            found = cut.of(root)
+            automata = [_Automaton.of(_pattern(node, regular)) for node in found.nodes]
+            too_long = _running_on(automata, _following(found, automata))
+            if not too_long:
+                return found
+            apart |= {found.nodes[number] for number in too_long}
+    except (TooLarge, TooLong):
+        pass
+    return characters_of(root, rules, regular)
+
+
+def characters_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
+    """Each character is a lexeme: always exact, and slow."""
+    return _Cut(rules, regular, None).of(root)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """Makes shapes. Lexemes that are ``apart`` are cut into their parts; all are where it is None."""
+
+    rules: Rules
+    regular: Rules
+    apart: set[Node] | None
+    _numbers: dict[Node, int] = field(default_factory=dict)
+    _wanted: list[str] = field(default_factory=list)
+
+    def of(self, root: str) -> Lexemes:
+        shapes: dict[str, Node] = {}
+        self._wanted = [root]
+        while self._wanted:
+            name = self._wanted.pop()
+            if name not in shapes:
+                shapes[name] = EMPTY
+                shapes[name] = self._shape(self.regular.get(name, self.rules[name]))
+        used: set[str] = set()
+        waiting = set().union(*map(uses, self._numbers))
+        while waiting:
+            used |= waiting
+            waiting = set().union(*(uses(self.regular[name]) for name in waiting)) - used
+        return Lexemes(list(self._numbers), used, shapes)
+
+    def _shape(self, node: Node) -> Node:
+        if uses(node) <= self.regular.keys():
+            return self._regular(node)
+        match node:
+            case Seq(items):
+                return Seq(tuple(self._runs(items)))
+            case Either(items):
+                return Either(tuple(map(self._shape, items)))
+            case Repeat(item, least, most):
+                return Repeat(self._shape(item), least, most)
+            case Ref(name):
+                self._wanted.append(name)
+        return node
+
+    def _runs(self, items: Sequence[Node]) -> list[Node]:
+        """Neighbours that are regular are one."""
+        shapes: list[Node] = []
+        run: list[Node] = []
+        for item in items:
+            if uses(item) <= self.regular.keys():
+                run.append(item)
+                continue
+            if run:
+                shapes.append(self._regular(Seq(tuple(run))))
+                run = []
+            shapes.append(self._shape(item))
+        if run:
+            shapes.append(self._regular(Seq(tuple(run))))
+        return shapes
+
+    def _regular(self, node: Node) -> Node:
+        """No lexeme may be empty."""
+        if isinstance(node, Seq) and len(node.items) == 1:
+            return self._regular(node.items[0])
+        if self.apart is None:
+            return self._lexeme(node)
+        left, may_be_empty = Nothing(self.regular).out_of(node)
+        if left is None:
+            return EMPTY
+        shape = self._lexeme(left)
+        return Repeat(shape, 0, 1) if may_be_empty else shape
+
+    def _lexeme(self, node: Node) -> Node:
+        if isinstance(node, Class) or (isinstance(node, Text) and len(node.text) == 1):
+            return self._numbered(node)
+        if self.apart is not None and node not in self.apart:
+            return self._numbered(node)
+        match node:
+            case Text(text):
+                return Seq(tuple(self._numbered(Text(char)) for char in text))
+            case Seq(items):
+                return Seq(tuple(map(self._regular, items)))
+            case Either(items):
+                return Either(tuple(map(self._regular, items)))
+            case Repeat(item, least, most):
+                return Repeat(self._regular(item), least, most)
+            case Ref(name):
+                self._wanted.append(name)
+        return node
+
+    def _numbered(self, node: Node) -> Lexeme:
+        return Lexeme(self._numbers.setdefault(node, len(self._numbers)))
+
+
+def _pattern(node: Node, regular: Rules) -> str:
+    """The regex of a regular node. Raises ``TooLong``."""
+    match node:
+        case Text(text):
+            found = "".join(f"\\x{{{ord(char):x}}}" for char in text)
+        case Class(pattern):
+            found = pattern
+        case Ref(name):
+            found = _pattern(regular[name], regular)
+        case Seq(items):
+            found = "".join(f"(?:{_pattern(item, regular)})" for item in items)
+        case Either(items):
+            found = "|".join(f"(?:{_pattern(item, regular)})" for item in items)
+        case Repeat(item, least, most):
+            found = f"(?:{_pattern(item, regular)}){{{least},{'' if most is None else most}}}"
+        case Lexeme():
+            raise ValueError("a lexeme has been made of it")
+    if len(found) > _MAX_PATTERN:
+        raise TooLong
+    return found
+
+
+class _Edge(NamedTuple):
+    to: int
+    bytes: int  # a set of them, as bits
+
+
+class _Automaton(NamedTuple):
+    edges: list[list[_Edge]]  # of each state; the first one is the start
+    accepts: list[bool]
+
+    @classmethod
+    def of(cls, pattern: str) -> _Automaton:
+        begins, edges, accepts = automaton(np.array(program_of_regex(pattern), np.int32))
+        listed = [_Edge(to, ((1 << (high + 1 - low)) - 1) << low) for to, low, high in edges]
+        return cls([listed[begin:end] for begin, end in pairwise(begins)], accepts)
+
+    def next(self, state: int) -> int:
+        """The bytes that may come."""
+        return reduce(lambda bytes, edge: bytes | edge.bytes, self.edges[state], 0)
+
+
+def _running_on(automata: Sequence[_Automaton], following: Sequence[int]) -> set[int]:
+    """Numbers of those that have a whole text of one (or of themselves) as a beginning, and can go on by what may follow it."""
+    found: set[int] = set()
+    firsts = [one.next(0) if one.edges else 0 for one in automata]
+    work = 0
+    for a, whole in enumerate(automata):
+        for b, longer in enumerate(automata):
+            if b in found or not firsts[a] & firsts[b]:
+                continue
+            seen, waiting = {(0, 0)}, [(0, 0)]
+            while waiting:
+                state, other = waiting.pop()
+                if whole.accepts[state] and longer.next(other) & following[a]:
+                    found.add(b)
+                    break
+                both = {(x.to, y.to) for x in whole.edges[state] for y in longer.edges[other] if x.bytes & y.bytes}
+                work += 1 + len(whole.edges[state]) * len(longer.edges[other])
+                if work > _MAX_WORK:
+                    raise TooLarge("to hold the lexemes against each other takes too much work")
+                waiting += both - seen
+                seen |= both
+    return found
+
+
+def _following(of: Lexemes, automata: Sequence[_Automaton]) -> list[int]:
+    """For each lexeme the bytes that may come behind it, in any of its places."""
+    return _Places(of.rules, [one.next(0) if one.edges else 0 for one in automata]).following()
+
+
+class _Places:
+    """What may come first in a rule, whether it may be empty, and what may follow: grown until nothing new comes."""
+
+    def __init__(self, rules: Mapping[str, Node], firsts: Sequence[int]) -> None:
+        self._rules = rules
+        self._of_lexemes = firsts
+        self._firsts = dict.fromkeys(rules, 0)
+        self._empty = dict.fromkeys(rules, False)
+        self._behind_rules = dict.fromkeys(rules, 0)
+        self._behind = [0] * len(firsts)
+
+    def following(self) -> list[int]:
+        before = None
+        while before != (now := (dict(self._firsts), dict(self._empty))):
+            before = now
+            for name, shape in self._rules.items():
+                self._firsts[name], self._empty[name] = self._first(shape)
+        last = None
+        while last != (this := (dict(self._behind_rules), list(self._behind))):
+            last = this
+            for name, shape in self._rules.items():
+                self._put(shape, self._behind_rules[name])
+        return self._behind
+
+    def _first(self, shape: Node) -> tuple[int, bool]:
+        match shape:
+            case Lexeme(number):
+                return self._of_lexemes[number], False
+            case Ref(name):
+                return self._firsts[name], self._empty[name]
+            case Seq(items):
+                first = 0
+                for item in items:
+                    of_item, may_be_empty = self._first(item)
+                    first |= of_item
+                    if not may_be_empty:
+                        return first, False
+                return first, True
+            case Either(items):
+                parts = list(map(self._first, items))
+                return reduce(lambda bytes, part: bytes | part[0], parts, 0), any(part[1] for part in parts)
+            case Repeat(item, least, _):
+                first, may_be_empty = self._first(item)
+                return first, may_be_empty or least == 0
+        raise ValueError(f"{shape} is in no lexeme")
+
+    def _put(self, shape: Node, behind: int) -> None:
+        match shape:
+            case Lexeme(number):
+                self._behind[number] |= behind
+            case Ref(name):
+                self._behind_rules[name] |= behind
+            case Seq(items):
+                for item in reversed(items):
+                    self._put(item, behind)
+                    first, may_be_empty = self._first(item)
+                    behind = first | behind if may_be_empty else first
+            case Either(items):
+                for item in items:
+                    self._put(item, behind)
+            case Repeat(item, _, most):
+                self._put(item, behind if most == 1 else behind | self._first(item)[0])

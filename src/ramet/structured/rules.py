@@ -1,0 +1,197 @@
+"""Rules of a grammar as trees, and which of them are regular: a rule that leads to itself at one end alone is a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+__all__ = [
+    "EMPTY", "Class", "Either", "Lexeme", "Node", "Nothing", "Ref", "Repeat", "Rules", "Seq", "Text", "TooLong", "regular_rules",
+    "uses",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One character or more."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One character, as a regex says."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lexeme:
+    """A regular part of a rule, by its number (``lexemes``)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """``most`` is None where there is no end."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+Node: TypeAlias = Text | Class | Ref | Lexeme | Seq | Either | Repeat
+Rules: TypeAlias = Mapping[str, Node]
+EMPTY = Seq(())
+_MAX_WAYS = 100  # of a rule on to itself: to find them takes brackets apart
+_MAX_PARTS = 5_000
+
+
+def uses(node: Node) -> frozenset[str]:
+    """Names of the rules in it."""
+    match node:
+        case Ref(name):
+            return frozenset({name})
+        case Seq(items) | Either(items):
+            return frozenset().union(*map(uses, items))
+        case Repeat(item):
+            return uses(item)
+    return frozenset()
+
+
+def regular_rules(rules: Rules) -> dict[str, Node]:
+    """Those whose texts an automaton can hold, without those that lead to themselves: each uses others of them alone."""
+    regular: dict[str, Node] = {}
+    used = {name: uses(node) for name, node in rules.items()}
+    waiting = list(rules)
+    while True:
+        stuck = []
+        for name in waiting:
+            if used[name] <= regular.keys():
+                regular[name] = rules[name]
+            elif used[name] - {name} <= regular.keys() and (loop := _as_loop(name, rules[name])) is not None:
+                regular[name] = loop
+            else:
+                stuck.append(name)
+        if len(stuck) == len(waiting):
+            return regular
+        waiting = stuck
+
+
+def _as_loop(name: str, node: Node) -> Node | None:
+    """``x ::= a x | b`` is ``a* b``, and ``x ::= x a | b`` is ``b a*``."""
+    for at_end in (True, False):
+        ways = _ways(node, name, at_end)
+        if ways is None or not ways.ends:
+            continue
+        again = tuple(way for way in ways.again if way != EMPTY)
+        if any(name in uses(way) for way in (*again, *ways.ends)):
+            continue
+        loop, end = Repeat(Either(again), 0, None), Either(ways.ends)
+        return Seq((loop, end) if at_end else (end, loop))
+    return None
+
+
+class _Ways(NamedTuple):
+    """What comes before the rule itself (or behind it), and what there is without it."""
+
+    again: tuple[Node, ...] = ()
+    ends: tuple[Node, ...] = ()
+
+
+def _ways(node: Node, name: str, at_end: bool) -> _Ways | None:
+    """Of a node, by the last of its parts (or the first); None where the rule stands elsewhere, or there are too many."""
+    if name not in uses(node):
+        return _Ways(ends=(node,))
+    match node:
+        case Ref():
+            return _Ways(again=(EMPTY,))
+        case Either(items):
+            found = _Ways()
+            for item in items:
+                part = _ways(item, name, at_end)
+                if part is None or len(found.again) + len(found.ends) > _MAX_WAYS:
+                    return None
+                found = _Ways(found.again + part.again, found.ends + part.ends)
+            return found
+        case Seq(items):
+            rest, last = (items[:-1], items[-1]) if at_end else (items[1:], items[0])
+            part = _ways(last, name, at_end)
+            return part and _Ways(*(tuple(_joined(rest, way, at_end) for way in ways) for ways in part))
+        case Repeat(item, 0, 1):
+            part = _ways(item, name, at_end)
+            return part and part._replace(ends=(*part.ends, EMPTY))
+    return None
+
+
+def _joined(rest: tuple[Node, ...], way: Node, at_end: bool) -> Node:
+    own = way.items if isinstance(way, Seq) else (way,)
+    return Seq((*rest, *own) if at_end else (*own, *rest))
+
+
+class TooLong(Exception):
+    """What would be made of a part of a grammar."""
+
+
+class Nothing:
+    """Takes the empty text out of regular nodes. Brackets come apart in that, so it ends with ``TooLong`` where they are many."""
+
+    def __init__(self, regular: Rules) -> None:
+        self._regular = regular
+        self._left = 0
+
+    def out_of(self, node: Node) -> tuple[Node | None, bool]:
+        """A node but for the empty text, None where nothing is left; and whether that was one of its texts."""
+        self._left = _MAX_PARTS
+        return self._out_of(node)
+
+    def _out_of(self, node: Node) -> tuple[Node | None, bool]:
+        self._spend(1)
+        match node:
+            case Ref(name):
+                left, was_there = self._out_of(self._regular[name])
+                return (left, True) if was_there else (node, False)
+            case Seq(items):
+                return self._out_of_seq(items)
+            case Either(items):
+                parts = [self._out_of(item) for item in items]
+                some = tuple(part for part, _ in parts if part is not None)
+                was_there = any(one for _, one in parts)
+                return (Either(some) if some else None, True) if was_there else (node, False)
+            case Repeat(item, least, most):
+                part, was_there = self._out_of(item)
+                if part is None or most == 0:
+                    return None, True
+                return (Repeat(part, 1, most), True) if was_there or least == 0 else (node, False)
+        return node, False
+
+    def _out_of_seq(self, items: tuple[Node, ...]) -> tuple[Node | None, bool]:
+        """The first part that is not empty may be any of them, and those before it are."""
+        parts = [self._out_of(item) for item in items]
+        if not all(was_there for _, was_there in parts):
+            return Seq(items), False
+        self._spend(len(items) ** 2)
+        ways = tuple(Seq((part, *items[i + 1 :])) for i, (part, _) in enumerate(parts) if part is not None)
+        return (Either(ways) if ways else None), True
+
+    def _spend(self, num: int) -> None:
+        self._left -= num
+        if self._left < 0:
+            raise TooLong

@@ -1,0 +1,184 @@
+"""EBNF with recursion: which parts of it become lexemes changes what a mask costs, and no mask."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+from byte_grammars import accepts, allowed, matcher
+
+from ramet.core.grammar import GrammarSpec
+from ramet.errors import GrammarError
+from ramet.structured.compiler import GrammarCompiler, TokenTable
+from ramet.structured.ebnf import lark_of_ebnf
+
+LLAMA_JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+XGRAMMAR_JSON = r"""
+root ::= array | object
+any ::= number | string | "true" | "false" | "null" | array | object
+number ::= ("0" | "-"? [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
+string ::= (([\"] string_1 [\"]))
+string_1 ::= "" | [^"\\\r\n] string_1 | "\\" escape string_1
+escape ::= ["\\/bfnrt] | "u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]
+array ::= "[" ("" | ws any (ws "," ws any)*) ws "]"
+object ::= "{" ("" | ws string ws ":" ws any ( ws "," ws string ws ":" ws any)*) ws "}"
+ws ::= [ \n\t]*
+"""
+
+
+def _vocabulary(size: int) -> TokenTable:
+    """All bytes, and pieces of JSON in all mixtures, as real vocabularies have them."""
+    random_pieces = random.Random(0)
+    signs = [*'{}[]",:\\ \n\t-+.0123456789', *"abcdeflnrstu", '": "', '",\n', '": [', "}, ", "true", "null", "the ", "of"]
+    pieces = [bytes([b]) for b in range(256)]
+    known = set(pieces)
+    while len(pieces) < size - 1:
+        piece = "".join(random_pieces.choices(signs, k=random_pieces.randint(2, 6))).encode()
+        if piece not in known:
+            known.add(piece)
+            pieces.append(piece)
+    return TokenTable([*pieces, b"<eos>"], frozenset({size - 1}), frozenset({size - 1}), size)
+
+
+@pytest.mark.parametrize("text", [LLAMA_JSON, XGRAMMAR_JSON], ids=["llama.cpp", "xgrammar"])
+def test_json_as_others_write_it_is_no_work_with_a_large_vocabulary(text: str) -> None:
+    """It was refused with 150,000 tokens, and with fewer some answers failed: each character was a step of the parser."""
+    table = _vocabulary(60_000)
+    compiler = GrammarCompiler(table)
+    eos = len(table.pieces) - 1
+    for seed in range(4):
+        one = compiler.matcher(GrammarSpec.of({"grammar": text}), frozenset({eos})).result()
+        choose = np.random.default_rng(seed)
+        row = np.zeros(one.num_words, np.uint32)
+        for _ in range(100):
+            one.fill_mask(row)
+            ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            ids = ids[ids != eos]
+            if not len(ids):
+                break
+            one.accept(int(choose.choice(ids)))
+
+
+def test_json_as_others_write_it_is_what_it_was() -> None:
+    for text in (LLAMA_JSON, XGRAMMAR_JSON):
+        for good in ('{"a": [1, -2.5e+3, "x\\u00e9\\n", {}], "": null}', "{}", '{"k":{"l":[true,false,[]]}}'):
+            assert accepts({"grammar": text}, good), good
+        for bad in ('{"a": }', '{"a" 1}', "{,}", '{"a": [1,]}', '{"a": 01}', '{"a": "\n"}', "{} {}"):
+            assert not accepts({"grammar": text}, bad), bad
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        ('root ::= "a" root "b" | "ab" "c"', ["abc", "aabcb"], ["ab", "aabc"]),
+        ('root ::= x root "." | x\nx ::= [a-c]+ | "ab" "d"?', ["a", "abda.", "aab.", "abdabc.", "abab.."], [".", "ad"]),
+        ('root ::= "(" root ")" | word\nword ::= [a-z] word | [a-z]', ["(abc)", "a", "((z))"], ["()", "(a", "(A)"]),
+        ('root ::= root2 "!"\nroot2 ::= root2 "+" [0-9] | [0-9]', ["1!", "1+2+3!"], ["+1!", "1+!"]),
+        ('root ::= list\nlist ::= "<" (item ("," item)*)? ">"\nitem ::= list | [0-9]*', ["<>", "<,>", "<1,<22,>>"], ["<1", ">"]),
+        ('root ::= ("a" | "ab") mid ("c" | "bc")\nmid ::= "" | "x" mid "y"', ["ac", "abc", "abbc", "axybc"], ["ax", "abbbc"]),
+        ('root ::= "é" root "é" | ["ß-ü"]{2}', ["ßü", 'éß"é'], ["é", "éßü"]),
+        ('root ::= tail? "." | "(" root ")"\ntail ::= "a" ("b" tail)?', [".", "ababa.", "(aba.)"], ["ab.", "b."]),
+    ],
+)
+def test_recursive_grammars(text: str, good: list[str], bad: list[str]) -> None:
+    """No longest match of a part shuts out a match of the whole, whole texts being cut in any way."""
+    for one in good:
+        assert accepts({"grammar": text}, one), one
+    for one in bad:
+        assert not accepts({"grammar": text}, one), one
+
+
+def _random_grammar(choose: random.Random) -> str:
+    names = ["root", "p", "q", "s"]
+
+    def item(depth: int) -> str:
+        kind = choose.randrange(8 if depth else 5)
+        if kind < 2:
+            return '"' + "".join(choose.choices("abc", k=choose.randint(1, 3))) + '"'
+        if kind == 2:
+            return choose.choice(["[ab]", "[^a]", "[a-c]"])
+        if kind < 5:
+            return choose.choice(names[1:])
+        return f"({either(depth - 1)})" + choose.choice(["", "?", "*", "+", "{1,2}"])
+
+    def either(depth: int) -> str:
+        return " | ".join(
+            " ".join(item(depth) for _ in range(choose.randint(0 if i else 1, 3))) for i in range(choose.randint(1, 3))
+        )
+
+    return "\n".join(f'{name} ::= {either(2)} | "{end}"' for name, end in zip(names, "cabc", strict=True))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lexemes_change_no_mask(seed: int) -> None:
+    """Against the same rules with each character by itself, written in Lark without a terminal of more."""
+    choose = random.Random(seed)
+    text = _random_grammar(choose)
+    plain = re.sub(r"\[[^]]*\]", lambda found: f"/{found[0]}/", text.replace("::=", ":").replace("root", "start"))
+    plain = re.sub(r'"([a-c]+)"', lambda found: " ".join(f'"{char}"' for char in found[1]), plain)
+    plain = re.sub(r"\|\s*(?=[|)\n])|\|\s*$|\(\s*(?=\|)", lambda found: found[0] + ' "" ', plain)
+    ours, theirs = matcher({"grammar": text}), matcher({"grammar": plain})
+    for walk in range(6):
+        one, other = ours.fork(), theirs.fork()
+        steps = random.Random(walk)
+        for _ in range(12):
+            ids = allowed(one)
+            assert ids == allowed(other), (text, lark_of_ebnf(text))
+            letters = sorted(ids & set(b"abcd"))
+            if not letters:
+                break
+            byte = steps.choice(letters)
+            one.accept(byte)
+            other.accept(byte)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('root ::= "a" (root "b"', "bracket that does not end"),
+        ('root ::= "a" ) root', "bracket that ends"),
+        ("root ::= * root", "nothing to repeat"),
+        ('root ::= "a"** root?', "repeats a repetition"),
+        ('root ::= "a"{2}+ root?', "repeats a repetition"),
+        ('root ::= "a"{} root?', "count"),
+        ('root ::= "a"{3,2} root?', "ends before it begins"),
+        ('root ::= "a"{1,200000} root?', "at most"),
+        ("root ::= " + "(" * 40 + '"a" root?' + ")" * 40, "groups more than 30 deep"),
+    ],
+)
+def test_what_is_no_grammar(text: str, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        lark_of_ebnf(text)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ["root ::= r0 root r0 |", *(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)), 'r60 ::= "a"?'],
+        ["root ::= r0 root r0 |", *(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)), 'r60 ::= "a"'],
+        ["root ::= " + '"a"? ' * 5_000 + "(root)?"],
+        ["root ::= root2 |", "root2 ::= " + '("a" | "b") ' * 2_000 + "root2 | root root"],
+        [*(f"r{i} ::= r{i + 1}" for i in range(9_000)), 'r9000 ::= "a"', "root ::= r0"],
+        ["root ::= " + " | ".join(f'"{i:04}" root "{i:04}"' for i in range(2_000))],
+    ],
+    ids=["nullable copies", "copies", "nullable run", "long loop", "chain of rules", "many texts"],
+)
+def test_what_would_grow_is_taken_as_it_is_or_refused(rules: list[str]) -> None:
+    """Each of these would never end if copies were made of parts as long as there are some."""
+    try:
+        matcher({"grammar": "\n".join(rules)})
+    except GrammarError as error:
+        told = str(error)
+    else:
+        told = "make it smaller"
+    assert re.search("make it smaller|Too many items|lexer|too large|too complex", told), told
