@@ -242,7 +242,7 @@ def test_b050_closing_a_stream_of_n_leaves_nothing(llm: Tiny) -> None:
     llm.cache_stats()  # any call lets go of what was left
     scheduler = llm._engine._scheduler
     assert (scheduler.stats().num_running, scheduler.stats().num_waiting, llm._engine.stats().num_open_requests) == (0, 0, 0)
-    assert not scheduler._followers
+    assert not scheduler._queues._followers
     assert not llm._assembler.open_ids()
     audit(llm._engine._kv, [])
 
