@@ -160,7 +160,7 @@ class _Body:
         after = self._tokens[self._at]
         if after[0] == "count" or (after[0] == "mark" and after[1] in _COUNTS):
             raise GrammarError(f"the grammar repeats a repetition, {shown(text + after[1])}; to mean that write brackets")
-        return Repeat(node, least, most)
+        return EMPTY if most == 0 else Repeat(node, least, most)
 
 
 def _count(text: str) -> tuple[int, int | None]:

@@ -7,7 +7,7 @@ automata of all of them, each against each; one that runs on is cut into its par
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
@@ -17,12 +17,12 @@ import numpy as np
 
 from ramet._native import TooLarge, automaton
 from ramet.structured.regex_syntax import program_of_regex
-from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Nothing, Ref, Repeat, Rules, Seq, Text, TooLong, uses
+from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Nothing, Ref, Repeat, Rules, Seq, Text, TooLong, Work, uses
 
 __all__ = ["Lexeme", "Lexemes", "characters_of", "lexemes_of"]
 
 _MAX_PATTERN = 20_000
-_MAX_WORK = 200_000  # pairs of states and of edges: a fifth of a second
+_MAX_WORK = 500_000  # at most half a second
 _MAX_ROUNDS = 30
 
 
@@ -37,23 +37,27 @@ class Lexemes(NamedTuple):
 def lexemes_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
     """Of a grammar whose ``root`` is not among the ``regular`` rules."""
     apart: set[Node] = set()
+    work = Work(_MAX_WORK)
+    known: dict[Node, _Automaton] = {}
     try:
         for _ in range(_MAX_ROUNDS):
-            cut = _Cut(rules, regular, apart)
-            found = cut.of(root)
-            automata = [_Automaton.of(_pattern(node, regular)) for node in found.nodes]
-            too_long = _running_on(automata, _following(found, automata))
+            found = _Cut(rules, regular, apart, Nothing(regular, work)).of(root)
+            for node in found.nodes:
+                if node not in known:
+                    known[node] = _Automaton.of(_pattern(node, regular), work)
+            automata = [known[node] for node in found.nodes]
+            too_long = _running_on(automata, _following(found, automata, work), work)
             if not too_long:
                 return found
             apart |= {found.nodes[number] for number in too_long}
-    except (TooLarge, TooLong):
+    except (TooLarge, TooLong, RecursionError):
         pass
     return characters_of(root, rules, regular)
 
 
 def characters_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
     """Each character is a lexeme: always exact, and slow."""
-    return _Cut(rules, regular, None).of(root)
+    return _Cut(rules, regular, None, Nothing(regular, Work(0))).of(root)
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class _Cut:
     rules: Rules
     regular: Rules
     apart: set[Node] | None
+    nothing: Nothing
     _numbers: dict[Node, int] = field(default_factory=dict)
     _wanted: list[str] = field(default_factory=list)
 
@@ -117,7 +122,7 @@ class _Cut:
             return self._regular(node.items[0])
         if self.apart is None:
             return self._lexeme(node)
-        left, may_be_empty = Nothing(self.regular).out_of(node)
+        left, may_be_empty = self.nothing.out_of(node)
         if left is None:
             return EMPTY
         shape = self._lexeme(left)
@@ -177,8 +182,10 @@ class _Automaton(NamedTuple):
     accepts: list[bool]
 
     @classmethod
-    def of(cls, pattern: str) -> _Automaton:
+    def of(cls, pattern: str, work: Work) -> _Automaton:
+        work.spend(len(pattern))
         begins, edges, accepts = automaton(np.array(program_of_regex(pattern), np.int32))
+        work.spend(len(edges))
         listed = [_Edge(to, ((1 << (high + 1 - low)) - 1) << low) for to, low, high in edges]
         return cls([listed[begin:end] for begin, end in pairwise(begins)], accepts)
 
@@ -187,12 +194,12 @@ class _Automaton(NamedTuple):
         return reduce(lambda bytes, edge: bytes | edge.bytes, self.edges[state], 0)
 
 
-def _running_on(automata: Sequence[_Automaton], following: Sequence[int]) -> set[int]:
+def _running_on(automata: Sequence[_Automaton], following: Sequence[int], work: Work) -> set[int]:
     """Numbers of those that have a whole text of one (or of themselves) as a beginning, and can go on by what may follow it."""
     found: set[int] = set()
     firsts = [one.next(0) if one.edges else 0 for one in automata]
-    work = 0
     for a, whole in enumerate(automata):
+        work.spend(len(automata) // 10)  # most have nothing to do with it
         for b, longer in enumerate(automata):
             if b in found or not firsts[a] & firsts[b]:
                 continue
@@ -203,24 +210,23 @@ def _running_on(automata: Sequence[_Automaton], following: Sequence[int]) -> set
                     found.add(b)
                     break
                 both = {(x.to, y.to) for x in whole.edges[state] for y in longer.edges[other] if x.bytes & y.bytes}
-                work += 1 + len(whole.edges[state]) * len(longer.edges[other])
-                if work > _MAX_WORK:
-                    raise TooLarge("to hold the lexemes against each other takes too much work")
+                work.spend(1 + len(whole.edges[state]) * len(longer.edges[other]))
                 waiting += both - seen
                 seen |= both
     return found
 
 
-def _following(of: Lexemes, automata: Sequence[_Automaton]) -> list[int]:
+def _following(of: Lexemes, automata: Sequence[_Automaton], work: Work) -> list[int]:
     """For each lexeme the bytes that may come behind it, in any of its places."""
-    return _Places(of.rules, [one.next(0) if one.edges else 0 for one in automata]).following()
+    return _Places(of.rules, [one.next(0) if one.edges else 0 for one in automata], work).following()
 
 
 class _Places:
     """What may come first in a rule, whether it may be empty, and what may follow: grown until nothing new comes."""
 
-    def __init__(self, rules: Mapping[str, Node], firsts: Sequence[int]) -> None:
+    def __init__(self, rules: dict[str, Node], firsts: Sequence[int], work: Work) -> None:
         self._rules = rules
+        self._work = work
         self._of_lexemes = firsts
         self._firsts = dict.fromkeys(rules, 0)
         self._empty = dict.fromkeys(rules, False)
@@ -231,7 +237,7 @@ class _Places:
         before = None
         while before != (now := (dict(self._firsts), dict(self._empty))):
             before = now
-            for name, shape in self._rules.items():
+            for name, shape in reversed(self._rules.items()):  # they come from those that are used, which stand behind
                 self._firsts[name], self._empty[name] = self._first(shape)
         last = None
         while last != (this := (dict(self._behind_rules), list(self._behind))):
@@ -241,6 +247,7 @@ class _Places:
         return self._behind
 
     def _first(self, shape: Node) -> tuple[int, bool]:
+        self._work.spend(1)
         match shape:
             case Lexeme(number):
                 return self._of_lexemes[number], False

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
-    "EMPTY", "Class", "Either", "Lexeme", "Node", "Nothing", "Ref", "Repeat", "Rules", "Seq", "Text", "TooLong", "regular_rules",
-    "uses",
+    "EMPTY", "Class", "Either", "Lexeme", "Node", "Nothing", "Ref", "Repeat", "Rules", "Seq", "Text", "TooLong", "Work",
+    "regular_rules", "uses",
 ]  # fmt: skip
 
 
@@ -60,8 +60,6 @@ class Repeat:
 Node: TypeAlias = Text | Class | Ref | Lexeme | Seq | Either | Repeat
 Rules: TypeAlias = Mapping[str, Node]
 EMPTY = Seq(())
-_MAX_WAYS = 100  # of a rule on to itself: to find them takes brackets apart
-_MAX_PARTS = 5_000
 
 
 def uses(node: Node) -> frozenset[str]:
@@ -86,8 +84,9 @@ def regular_rules(rules: Rules) -> dict[str, Node]:
         for name in waiting:
             if used[name] <= regular.keys():
                 regular[name] = rules[name]
-            elif used[name] - {name} <= regular.keys() and (loop := _as_loop(name, rules[name])) is not None:
-                regular[name] = loop
+            elif used[name] - {name} <= regular.keys():
+                if (loop := _as_loop(name, rules[name])) is not None:
+                    regular[name] = loop
             else:
                 stuck.append(name)
         if len(stuck) == len(waiting):
@@ -98,47 +97,44 @@ def regular_rules(rules: Rules) -> dict[str, Node]:
 def _as_loop(name: str, node: Node) -> Node | None:
     """``x ::= a x | b`` is ``a* b``, and ``x ::= x a | b`` is ``b a*``."""
     for at_end in (True, False):
-        ways = _ways(node, name, at_end)
-        if ways is None or not ways.ends:
+        again, ends = _ways(node, name, at_end) or _Ways(None, None)
+        if again is None or ends is None or name in uses(again) | uses(ends):
             continue
-        again = tuple(way for way in ways.again if way != EMPTY)
-        if any(name in uses(way) for way in (*again, *ways.ends)):
-            continue
-        loop, end = Repeat(Either(again), 0, None), Either(ways.ends)
-        return Seq((loop, end) if at_end else (end, loop))
+        loop = Repeat(again, 0, None)
+        return Seq((loop, ends) if at_end else (ends, loop))
     return None
 
 
 class _Ways(NamedTuple):
-    """What comes before the rule itself (or behind it), and what there is without it."""
+    """What comes before the rule itself (or behind it), and what there is without it; None where nothing is."""
 
-    again: tuple[Node, ...] = ()
-    ends: tuple[Node, ...] = ()
+    again: Node | None
+    ends: Node | None
 
 
 def _ways(node: Node, name: str, at_end: bool) -> _Ways | None:
-    """Of a node, by the last of its parts (or the first); None where the rule stands elsewhere, or there are too many."""
+    """Of a node, by the last of its parts (or the first); None where the rule stands elsewhere."""
     if name not in uses(node):
-        return _Ways(ends=(node,))
+        return _Ways(None, node)
     match node:
         case Ref():
-            return _Ways(again=(EMPTY,))
+            return _Ways(EMPTY, None)
         case Either(items):
-            found = _Ways()
-            for item in items:
-                part = _ways(item, name, at_end)
-                if part is None or len(found.again) + len(found.ends) > _MAX_WAYS:
-                    return None
-                found = _Ways(found.again + part.again, found.ends + part.ends)
-            return found
+            parts = [part for item in items if (part := _ways(item, name, at_end)) is not None]
+            return _Ways(*map(_either, zip(*parts, strict=True))) if len(parts) == len(items) else None
         case Seq(items):
             rest, last = (items[:-1], items[-1]) if at_end else (items[1:], items[0])
             part = _ways(last, name, at_end)
-            return part and _Ways(*(tuple(_joined(rest, way, at_end) for way in ways) for ways in part))
+            return part and _Ways(*(way and _joined(rest, way, at_end) for way in part))
         case Repeat(item, 0, 1):
             part = _ways(item, name, at_end)
-            return part and part._replace(ends=(*part.ends, EMPTY))
+            return part and part._replace(ends=_either((part.ends, EMPTY)))
     return None
+
+
+def _either(ways: tuple[Node | None, ...]) -> Node | None:
+    some = tuple(way for way in ways if way is not None)
+    return Either(some) if len(some) > 1 else some[0] if some else None
 
 
 def _joined(rest: tuple[Node, ...], way: Node, at_end: bool) -> Node:
@@ -147,51 +143,54 @@ def _joined(rest: tuple[Node, ...], way: Node, at_end: bool) -> Node:
 
 
 class TooLong(Exception):
-    """What would be made of a part of a grammar."""
+    """To make lexemes of a grammar would take too long."""
+
+
+class Work:
+    """What may be done for one grammar, in steps of a microsecond or less."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def spend(self, num: int) -> None:
+        self._left -= num
+        if self._left < 0:
+            raise TooLong
 
 
 class Nothing:
-    """Takes the empty text out of regular nodes. Brackets come apart in that, so it ends with ``TooLong`` where they are many."""
+    """Takes the empty text out of regular nodes. Brackets come apart in that, so it is ``work`` that may be too much."""
 
-    def __init__(self, regular: Rules) -> None:
+    def __init__(self, regular: Rules, work: Work) -> None:
         self._regular = regular
-        self._left = 0
+        self._work = work
 
     def out_of(self, node: Node) -> tuple[Node | None, bool]:
         """A node but for the empty text, None where nothing is left; and whether that was one of its texts."""
-        self._left = _MAX_PARTS
-        return self._out_of(node)
-
-    def _out_of(self, node: Node) -> tuple[Node | None, bool]:
-        self._spend(1)
+        self._work.spend(1)
         match node:
             case Ref(name):
-                left, was_there = self._out_of(self._regular[name])
+                left, was_there = self.out_of(self._regular[name])
                 return (left, True) if was_there else (node, False)
             case Seq(items):
                 return self._out_of_seq(items)
             case Either(items):
-                parts = [self._out_of(item) for item in items]
+                parts = [self.out_of(item) for item in items]
                 some = tuple(part for part, _ in parts if part is not None)
                 was_there = any(one for _, one in parts)
                 return (Either(some) if some else None, True) if was_there else (node, False)
             case Repeat(item, least, most):
-                part, was_there = self._out_of(item)
-                if part is None or most == 0:
+                part, was_there = self.out_of(item)
+                if part is None:
                     return None, True
                 return (Repeat(part, 1, most), True) if was_there or least == 0 else (node, False)
         return node, False
 
     def _out_of_seq(self, items: tuple[Node, ...]) -> tuple[Node | None, bool]:
         """The first part that is not empty may be any of them, and those before it are."""
-        parts = [self._out_of(item) for item in items]
+        parts = [self.out_of(item) for item in items]
         if not all(was_there for _, was_there in parts):
             return Seq(items), False
-        self._spend(len(items) ** 2)
+        self._work.spend(len(items) ** 2)
         ways = tuple(Seq((part, *items[i + 1 :])) for i, (part, _) in enumerate(parts) if part is not None)
         return (Either(ways) if ways else None), True
-
-    def _spend(self, num: int) -> None:
-        self._left -= num
-        if self._left < 0:
-            raise TooLong

@@ -87,6 +87,7 @@ def test_json_as_others_write_it_is_what_it_was() -> None:
         ('root ::= list\nlist ::= "<" (item ("," item)*)? ">"\nitem ::= list | [0-9]*', ["<>", "<,>", "<1,<22,>>"], ["<1", ">"]),
         ('root ::= ("a" | "ab") mid ("c" | "bc")\nmid ::= "" | "x" mid "y"', ["ac", "abc", "abbc", "axybc"], ["ax", "abbbc"]),
         ('root ::= "é" root "é" | ["ß-ü"]{2}', ["ßü", 'éß"é'], ["é", "éßü"]),
+        ('root ::= "b" root | ("a"{0,0} "c" root "d") | "z"', ["z", "bz", "czd", "bczd"], ["acz", "cz"]),
         ('root ::= tail? "." | "(" root ")"\ntail ::= "a" ("b" tail)?', [".", "ababa.", "(aba.)"], ["ab.", "b."]),
     ],
 )
@@ -170,8 +171,19 @@ def test_what_is_no_grammar(text: str, said: str) -> None:
         ["root ::= root2 |", "root2 ::= " + '("a" | "b") ' * 2_000 + "root2 | root root"],
         [*(f"r{i} ::= r{i + 1}" for i in range(9_000)), 'r9000 ::= "a"', "root ::= r0"],
         ["root ::= " + " | ".join(f'"{i:04}" root "{i:04}"' for i in range(2_000))],
+        ["root ::= " + "(" * 29 + "|".join(['"a"root"b"'] * 4_800) + '|"z")' * 29],
+        ['root ::= "(" root ")" | r0', *(f'r{i} ::= "a" | (r{i + 1} "b")' for i in range(390)), 'r390 ::= "z"'],
     ],
-    ids=["nullable copies", "copies", "nullable run", "long loop", "chain of rules", "many texts"],
+    ids=[
+        "nullable copies",
+        "copies",
+        "nullable run",
+        "long loop",
+        "chain of rules",
+        "many texts",
+        "nested brackets",
+        "deep rules",
+    ],
 )
 def test_what_would_grow_is_taken_as_it_is_or_refused(rules: list[str]) -> None:
     """Each of these would never end if copies were made of parts as long as there are some."""
