@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ramet.errors import GrammarError, shown
-from ramet.structured.lark import MAX_RULES
+from ramet.structured.lark import MAX_RULES, checked_lark
 from ramet.structured.lexemes import Lexemes, characters_of, lexemes_of
 from ramet.structured.regex import MAX_COPIES
 from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Ref, Repeat, Seq, Text, regular_rules, uses
@@ -53,12 +53,14 @@ def lark_of_ebnf(text: str) -> str:
     if "root" in regular:
         return "\n".join([f"start: {names[Ref('root')]}", *terminals.values()]) + "\n"
     long = _recursive(lexemes_of("root", rules, regular), names, terminals)
-    if len(long) <= MAX_RULES:
-        return "\n".join(long) + "\n"
-    return "\n".join(_recursive(characters_of("root", rules, regular), names, terminals)) + "\n"
+    try:
+        checked_lark(long)
+        return long
+    except GrammarError:  # single characters have fewer names, and no copies of what may be empty
+        return _recursive(characters_of("root", rules, regular), names, terminals)
 
 
-def _recursive(found: Lexemes, regular: Mapping[Ref | Lexeme, str], terminals: Mapping[str, str]) -> list[str]:
+def _recursive(found: Lexemes, regular: Mapping[Ref | Lexeme, str], terminals: Mapping[str, str]) -> str:
     """Rules, lexemes that have a name, and the terminals that these use."""
     named = {number: node for number, node in enumerate(found.nodes) if not isinstance(node, Text | Class)}
     own: dict[Ref | Lexeme, str] = {Ref(name): f"r{index}" for index, name in enumerate(found.rules)}
@@ -66,7 +68,7 @@ def _recursive(found: Lexemes, regular: Mapping[Ref | Lexeme, str], terminals: M
     lines = [f"start: {own[Ref('root')]}"]
     lines += [f"{own[Ref(name)]}: {_lark(shape, own)}" for name, shape in found.rules.items()]
     lines += [f"T{number}: {_lark(node, regular)}" for number, node in named.items()]
-    return [*lines, *(terminals[name] for name in terminals if name in found.used)]
+    return "\n".join([*lines, *(terminals[name] for name in terminals if name in found.used)]) + "\n"
 
 
 def _parse(text: str) -> dict[str, list[_Token]]:

@@ -22,7 +22,7 @@ from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Nothing, 
 __all__ = ["Lexeme", "Lexemes", "characters_of", "lexemes_of"]
 
 _MAX_PATTERN = 20_000
-_MAX_WORK = 500_000  # at most half a second
+_MAX_WORK = 300_000  # some 0.3 s
 _MAX_ROUNDS = 30
 
 
@@ -125,6 +125,9 @@ class _Cut:
         left, may_be_empty = self.nothing.out_of(node)
         if left is None:
             return EMPTY
+        if isinstance(node, Ref) and left in self.apart:  # once, and not in each of its places
+            self._wanted.append(node.name)
+            return node
         shape = self._lexeme(left)
         return Repeat(shape, 0, 1) if may_be_empty else shape
 

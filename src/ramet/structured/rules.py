@@ -64,14 +64,17 @@ EMPTY = Seq(())
 
 def uses(node: Node) -> frozenset[str]:
     """Names of the rules in it."""
-    match node:
-        case Ref(name):
-            return frozenset({name})
-        case Seq(items) | Either(items):
-            return frozenset().union(*map(uses, items))
-        case Repeat(item):
-            return uses(item)
-    return frozenset()
+    found = set()
+    waiting = [node]
+    while waiting:
+        match waiting.pop():
+            case Ref(name):
+                found.add(name)
+            case Seq(items) | Either(items):
+                waiting += items
+            case Repeat(item):
+                waiting.append(item)
+    return frozenset(found)
 
 
 def regular_rules(rules: Rules) -> dict[str, Node]:
