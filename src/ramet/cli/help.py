@@ -9,16 +9,20 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 __all__ = ["GroupedCommand", "GroupedOption", "Shorthand", "nearest"]
 
 _WIDTH = 80
 _PAIR = re.compile(r"[\w./-]+=")
+_WEAK = "ramet.weak"  # in a context's meta: values by the flags they stand for
 _TEXT_AT = 23  # where texts begin, unless a flag is longer
 
 
 class Shorthand(NamedTuple):
-    """What a flag without a value stands for; a weak one says nothing where the option itself is given."""
+    """What a flag without a value stands for; a weak one says nothing where the option is given, also in the
+    environment or in a file.
+    """
 
     value: str
     is_weak: bool = False
@@ -64,6 +68,13 @@ class GroupedOption(click.Option):
         """A Kubernetes service called ``ramet`` puts ``RAMET_PORT=tcp://...`` into every pod near it: that is no port."""
         value = super().resolve_envvar_value(ctx)
         return None if value is not None and value.startswith(("tcp://", "udp://", "sctp://")) else value
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        weak = ctx.meta.get(_WEAK, {})
+        if source is ParameterSource.DEFAULT and self.flag in weak:
+            return weak[self.flag], ParameterSource.COMMANDLINE
+        return value, source
 
     def line(self) -> str:
         default = self.unset or _as_shown(self.default)
@@ -117,16 +128,18 @@ class GroupedCommand(click.Command):
         options = self._options(ctx)
         shorthands = {name: (short, option.flag) for option in options for name, short in option.shorthands.items()}
         end = args.index("--") if "--" in args else len(args)
-        weak: list[str] = []
+        weak: dict[str, str] = ctx.meta.setdefault(_WEAK, {})
         spelled: list[str] = []
         for arg in _apart(args[:end], options):
-            if arg in shorthands:
-                short, flag = shorthands[arg]
-                (weak if short.is_weak else spelled).extend((flag, short.value))
-            else:
+            short, flag = shorthands.get(arg, (None, ""))
+            if short is None:
                 spelled.append(arg)
+            elif short.is_weak:
+                weak[flag] = short.value
+            else:
+                spelled += [flag, short.value]
         try:
-            return super().parse_args(ctx, [*weak, *spelled, *args[end:]])  # the last one of an option holds
+            return super().parse_args(ctx, spelled + args[end:])
         except click.NoSuchOption as error:
             names = nearest(error.option_name, [name for option in options for name in option.names])
             message = f"No such option: {error.option_name}. Nearest: {', '.join(names)}"

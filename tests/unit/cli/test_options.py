@@ -108,6 +108,15 @@ def test_tools_are_switched_on_as_with_vllm(serve):
     switch, named = ["--enable-auto-tool-choice"], ["--tool-call-parser", "hermes"]
     for args, parser in ((switch, "auto"), (switch + named, "hermes"), (named + switch, "hermes")):
         assert serve(*args)[1].tool_call_parser == parser
+    assert serve(*switch, RAMET_TOOL_CALL_PARSER="hermes")[1].tool_call_parser == "hermes"
+
+
+def test_a_switch_leaves_what_a_file_says(serve, tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("max_loras: 3\n")
+    args = ("--enable-lora", "--lora-modules", "a=/x", "--config", str(file))
+    assert serve(*args)[0].lora.max_loras == 3
+    assert serve(*args[:3])[0].lora.max_loras == 16
 
 
 @pytest.mark.parametrize(

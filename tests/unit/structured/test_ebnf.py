@@ -91,7 +91,10 @@ def test_json_as_others_write_it_is_what_it_was() -> None:
         ('root ::= "<" root ">" | x "!"\nx ::= x | "a"?', ["!", "a!", "<<a!>>"], ["aa!", "<>", "<a>"]),
         ('root ::= "(" root ")" | x\nx ::= "a" ("b" ("c" x | "d" x | "e") | "f"?)', ["a", "(abcabdaf)", "abe"], ["ab", "abc"]),
         ('root ::= "a"{0} "b" root{0,0} | "c" root', ["b", "ccb"], ["ab", "bb", "c"]),
-        ('root ::= "b" root | ("a"{0,0} "c" root "d") | "z"', ["z", "bz", "czd", "bczd"], ["acz", "cz"]),
+        ('root ::= ("b" mid ("a" | "ab"))*\nmid ::= "x" mid "y" | "z"', ["bzabza", "bzab", "bxzyabbza"], ["bza.", "bzb"]),
+        ('root ::= ("a" | "ab") mid "bc"\nmid ::= "" | "x" mid "y"', ["abc", "abbc", "axybc"], ["ac", "axbc"]),
+        ('root ::= ("a" | "ab") end\nend ::= mid "bc"\nmid ::= "" | "x" mid "y"', ["abc", "abbc", "axybc"], ["ac", "axbc"]),
+        ('root ::= "<" root ">" | "a"? "b"?', ["a", "ab", "<b>", "<>"], ["aa", "ba", "<abb>"]),
         ('root ::= tail? "." | "(" root ")"\ntail ::= "a" ("b" tail)?', [".", "ababa.", "(aba.)"], ["ab.", "b."]),
     ],
 )
