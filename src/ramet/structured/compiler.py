@@ -217,8 +217,9 @@ def lark_of(spec: GrammarSpec, specials: Mapping[str, int]) -> str:
         case "choice":
             return "start: TEXT\nTEXT: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(spec.text))
         case "grammar":
-            text = lark_of_ebnf(spec.text) if is_ebnf(spec.text) else spec.text
-            return checked_lark(text, spec.whitespace, is_closed=spec.is_closed, specials=specials)
+            if is_ebnf(spec.text):
+                return lark_of_ebnf(spec.text)
+            return checked_lark(spec.text, spec.whitespace, is_closed=spec.is_closed, specials=specials)
 
 
 class _Vocabulary:

@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ramet.errors import GrammarError, shown
-from ramet.structured.lark import MAX_RULES, checked_lark
+from ramet.structured.lark import MAX_NESTING, MAX_RULES, MAX_TOKENS, checked_lark
 from ramet.structured.lexemes import Lexemes, characters_of, lexemes_of
 from ramet.structured.regex import MAX_COPIES
 from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Ref, Repeat, Seq, Text, regular_rules, uses
 
 __all__ = ["lark_of_ebnf"]
 
-_MAX_TOKENS = 20_000
 _TOKEN = re.compile(
     r"""
       (?P<space> \s+ | \#[^\n]* )
@@ -36,11 +35,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {c: c for c in "\"'\\[]-^/"}
 
 _Token = tuple[str, str]
 _COUNTS: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_MAX_NESTING = 30
 
 
 def lark_of_ebnf(text: str) -> str:
-    """A Lark grammar of the same language. Raises ``GrammarError``."""
+    """A Lark grammar of the same language, within the bounds of one. Raises ``GrammarError``."""
     rules = {name: _Body(body).node() for name, body in _parse(text).items()}
     if "root" not in rules:
         raise GrammarError("the grammar has no rule root, where an EBNF grammar starts")
@@ -51,13 +49,11 @@ def lark_of_ebnf(text: str) -> str:
     names: dict[Ref | Lexeme, str] = {Ref(name): f"R{index}" for index, name in enumerate(regular)}
     terminals = {name: f"{names[Ref(name)]}: {_lark(node, names)}" for name, node in regular.items()}
     if "root" in regular:
-        return "\n".join([f"start: {names[Ref('root')]}", *terminals.values()]) + "\n"
-    long = _recursive(lexemes_of("root", rules, regular), names, terminals)
+        return checked_lark("\n".join([f"start: {names[Ref('root')]}", *terminals.values()]) + "\n")
     try:
-        checked_lark(long)
-        return long
+        return checked_lark(_recursive(lexemes_of("root", rules, regular), names, terminals))
     except GrammarError:  # single characters have fewer names, and no copies of what may be empty
-        return _recursive(characters_of("root", rules, regular), names, terminals)
+        return checked_lark(_recursive(characters_of("root", rules, regular), names, terminals))
 
 
 def _recursive(found: Lexemes, regular: Mapping[Ref | Lexeme, str], terminals: Mapping[str, str]) -> str:
@@ -78,8 +74,8 @@ def _parse(text: str) -> dict[str, list[_Token]]:
     num_tokens = 0
     while place < len(text):
         num_tokens += 1
-        if num_tokens > _MAX_TOKENS:
-            raise GrammarError(f"the grammar has more than {_MAX_TOKENS:,} tokens; make it smaller")
+        if num_tokens > MAX_TOKENS:
+            raise GrammarError(f"the grammar has more than {MAX_TOKENS:,} tokens; make it smaller")
         found = _TOKEN.match(text, place)
         if found is None or (body is None and found.lastgroup not in ("space", "head")):
             line = text.count("\n", 0, place) + 1
@@ -141,8 +137,8 @@ class _Body:
         if text != "(":
             raise GrammarError(f"the grammar has nothing to repeat before {shown(text)}")
         self._depth += 1
-        if self._depth > _MAX_NESTING:
-            raise GrammarError(f"the grammar has groups more than {_MAX_NESTING} deep; give the inner ones names of their own")
+        if self._depth > MAX_NESTING:
+            raise GrammarError(f"the grammar has groups more than {MAX_NESTING} deep; give the inner ones names of their own")
         node = self._alternatives()
         if self._tokens[self._at][1] != ")":
             raise GrammarError("the grammar has a bracket that does not end")

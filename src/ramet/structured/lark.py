@@ -16,11 +16,11 @@ from ramet.errors import GrammarError, shown
 from ramet.structured.regex import MAX_COPIES, RegexBudget
 from ramet.structured.schema import MAX_LITERAL, checked_schema
 
-__all__ = ["MAX_RULES", "checked_lark", "has_json", "is_ebnf"]
+__all__ = ["MAX_NESTING", "MAX_RULES", "MAX_TOKENS", "checked_lark", "has_json", "is_ebnf"]
 
 MAX_RULES = 400  # rules and the deepest nesting within each, added up: the compiler's stack holds several times that
-_MAX_NESTING = 30
-_MAX_TOKENS = 20_000
+MAX_NESTING = 30
+MAX_TOKENS = 20_000
 _MAX_SCHEMAS = 128
 _DIRECTIVES = {"%ignore", "%import"}
 _OPTIONS = {
@@ -68,8 +68,8 @@ def checked_lark(
     budget = RegexBudget()
     before = ""
     for index, token in enumerate(_tokens(text)):
-        if index == _MAX_TOKENS:
-            raise GrammarError(f"the grammar has more than {_MAX_TOKENS:,} tokens; make it smaller")
+        if index == MAX_TOKENS:
+            raise GrammarError(f"the grammar has more than {MAX_TOKENS:,} tokens; make it smaller")
         if token.kind == "special" and token.text not in specials and (token_id := specials.get(token.text[1:-1])) is not None:
             parts.append(f"<[{token_id}]>")
             before = token.text
@@ -90,8 +90,8 @@ def checked_lark(
         elif token.text == ":":
             rules += 1 + deepest
             deepest = 0
-        if deepest > _MAX_NESTING:
-            raise GrammarError(f"the grammar has groups more than {_MAX_NESTING} deep; give the inner ones names of their own")
+        if deepest > MAX_NESTING:
+            raise GrammarError(f"the grammar has groups more than {MAX_NESTING} deep; give the inner ones names of their own")
         if rules + deepest > MAX_RULES:
             raise GrammarError(f"the grammar has over {MAX_RULES} rules, nested groups counted; make it smaller")
         if token.kind == "schema":

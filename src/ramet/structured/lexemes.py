@@ -17,9 +17,25 @@ import numpy as np
 
 from ramet._native import TooLarge, automaton
 from ramet.structured.regex_syntax import program_of_regex
-from ramet.structured.rules import EMPTY, Class, Either, Lexeme, Node, Nothing, Ref, Repeat, Rules, Seq, Text, TooLong, Work, uses
+from ramet.structured.rules import (
+    EMPTY,
+    MAX_DEPTH,
+    Class,
+    Either,
+    Lexeme,
+    Node,
+    Nothing,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Text,
+    TooLong,
+    Work,
+    uses,
+)
 
-__all__ = ["Lexeme", "Lexemes", "characters_of", "lexemes_of"]
+__all__ = ["Lexemes", "characters_of", "lexemes_of"]
 
 _MAX_PATTERN = 20_000
 _MAX_WORK = 300_000  # some 0.3 s
@@ -41,35 +57,33 @@ def lexemes_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
     known: dict[Node, _Automaton] = {}
     try:
         for _ in range(_MAX_ROUNDS):
-            found = _Cut(rules, regular, apart, Nothing(regular, work)).of(root)
+            found = _Long(rules, regular, apart, Nothing(regular, work)).of(root)
             for node in found.nodes:
                 if node not in known:
-                    known[node] = _Automaton.of(_pattern(node, regular), work)
+                    known[node] = _Automaton.of(_pattern(node, regular, 0), work)
             automata = [known[node] for node in found.nodes]
             too_long = _running_on(automata, _following(found, automata, work), work)
             if not too_long:
                 return found
             apart |= {found.nodes[number] for number in too_long}
-    except (TooLarge, TooLong, RecursionError):
+    except (TooLarge, TooLong):
         pass
     return characters_of(root, rules, regular)
 
 
 def characters_of(root: str, rules: Rules, regular: Rules) -> Lexemes:
     """Each character is a lexeme: always exact, and slow."""
-    return _Cut(rules, regular, None, Nothing(regular, Work(0))).of(root)
+    return _Cut(rules, regular).of(root)
 
 
 @dataclass(slots=True)
 class _Cut:
-    """Makes shapes. Lexemes that are ``apart`` are cut into their parts; all are where it is None."""
+    """Makes shapes in which each character is a lexeme."""
 
     rules: Rules
     regular: Rules
-    apart: set[Node] | None
-    nothing: Nothing
-    _numbers: dict[Node, int] = field(default_factory=dict)
-    _wanted: list[str] = field(default_factory=list)
+    _numbers: dict[Node, int] = field(default_factory=dict, init=False)
+    _wanted: list[str] = field(default_factory=list, init=False)
 
     def of(self, root: str) -> Lexemes:
         shapes: dict[str, Node] = {}
@@ -117,28 +131,15 @@ class _Cut:
         return shapes
 
     def _regular(self, node: Node) -> Node:
-        """No lexeme may be empty."""
-        if isinstance(node, Seq) and len(node.items) == 1:
-            return self._regular(node.items[0])
-        if self.apart is None:
-            return self._lexeme(node)
-        left, may_be_empty = self.nothing.out_of(node)
-        if left is None:
-            return EMPTY
-        if isinstance(node, Ref) and left in self.apart:  # once, and not in each of its places
-            self._wanted.append(node.name)
-            return node
-        shape = self._lexeme(left)
-        return Repeat(shape, 0, 1) if may_be_empty else shape
+        """The shape of a part that a lexeme could hold."""
+        return self._parted(node)
 
-    def _lexeme(self, node: Node) -> Node:
-        if isinstance(node, Class) or (isinstance(node, Text) and len(node.text) == 1):
-            return self._numbered(node)
-        if self.apart is not None and node not in self.apart:
-            return self._numbered(node)
+    def _parted(self, node: Node) -> Node:
         match node:
             case Text(text):
-                return Seq(tuple(self._numbered(Text(char)) for char in text))
+                return Seq(tuple(self._numbered(Text(char)) for char in text)) if len(text) > 1 else self._numbered(node)
+            case Class():
+                return self._numbered(node)
             case Seq(items):
                 return Seq(tuple(map(self._regular, items)))
             case Either(items):
@@ -153,21 +154,44 @@ class _Cut:
         return Lexeme(self._numbers.setdefault(node, len(self._numbers)))
 
 
-def _pattern(node: Node, regular: Rules) -> str:
+@dataclass(slots=True)
+class _Long(_Cut):
+    """Makes shapes with lexemes as long as they can be, but for those that are ``apart``: these are cut into their parts."""
+
+    apart: set[Node]
+    nothing: Nothing
+
+    def _regular(self, node: Node) -> Node:
+        """No lexeme may be empty."""
+        if isinstance(node, Seq) and len(node.items) == 1:
+            return self._regular(node.items[0])
+        left, may_be_empty = self.nothing.out_of(node)
+        if left is None:
+            return EMPTY
+        if isinstance(node, Ref) and left in self.apart:  # once, and not in each of its places
+            self._wanted.append(node.name)
+            return node
+        shape = self._parted(left) if left in self.apart else self._numbered(left)
+        return Repeat(shape, 0, 1) if may_be_empty else shape
+
+
+def _pattern(node: Node, regular: Rules, depth: int) -> str:
     """The regex of a regular node. Raises ``TooLong``."""
+    if depth > MAX_DEPTH:
+        raise TooLong
     match node:
         case Text(text):
             found = "".join(f"\\x{{{ord(char):x}}}" for char in text)
         case Class(pattern):
             found = pattern
         case Ref(name):
-            found = _pattern(regular[name], regular)
+            found = _pattern(regular[name], regular, depth + 1)
         case Seq(items):
-            found = "".join(f"(?:{_pattern(item, regular)})" for item in items)
+            found = "".join(f"(?:{_pattern(item, regular, depth + 1)})" for item in items)
         case Either(items):
-            found = "|".join(f"(?:{_pattern(item, regular)})" for item in items)
+            found = "|".join(f"(?:{_pattern(item, regular, depth + 1)})" for item in items)
         case Repeat(item, least, most):
-            found = f"(?:{_pattern(item, regular)}){{{least},{'' if most is None else most}}}"
+            found = f"(?:{_pattern(item, regular, depth + 1)}){{{least},{'' if most is None else most}}}"
         case Lexeme():
             raise ValueError("a lexeme has been made of it")
     if len(found) > _MAX_PATTERN:
@@ -196,11 +220,16 @@ class _Automaton(NamedTuple):
         """The bytes that may come."""
         return reduce(lambda bytes, edge: bytes | edge.bytes, self.edges[state], 0)
 
+    @property
+    def first(self) -> int:
+        """The bytes that may come first; none where there is no text."""
+        return self.next(0) if self.edges else 0
+
 
 def _running_on(automata: Sequence[_Automaton], following: Sequence[int], work: Work) -> set[int]:
     """Numbers of those that have a whole text of one (or of themselves) as a beginning, and can go on by what may follow it."""
     found: set[int] = set()
-    firsts = [one.next(0) if one.edges else 0 for one in automata]
+    firsts = [one.first for one in automata]
     for a, whole in enumerate(automata):
         work.spend(len(automata) // 10)  # most have nothing to do with it
         for b, longer in enumerate(automata):
@@ -221,7 +250,7 @@ def _running_on(automata: Sequence[_Automaton], following: Sequence[int], work: 
 
 def _following(of: Lexemes, automata: Sequence[_Automaton], work: Work) -> list[int]:
     """For each lexeme the bytes that may come behind it, in any of its places."""
-    return _Places(of.rules, [one.next(0) if one.edges else 0 for one in automata], work).following()
+    return _Places(of.rules, [one.first for one in automata], work).following()
 
 
 class _Places:

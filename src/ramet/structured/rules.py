@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
-    "EMPTY", "Class", "Either", "Lexeme", "Node", "Nothing", "Ref", "Repeat", "Rules", "Seq", "Text", "TooLong", "Work",
-    "regular_rules", "uses",
+    "EMPTY", "MAX_DEPTH", "Class", "Either", "Lexeme", "Node", "Nothing", "Ref", "Repeat", "Rules", "Seq", "Text", "TooLong",
+    "Work", "regular_rules", "uses",
 ]  # fmt: skip
 
 
@@ -60,6 +60,8 @@ class Repeat:
 Node: TypeAlias = Text | Class | Ref | Lexeme | Seq | Either | Repeat
 Rules: TypeAlias = Mapping[str, Node]
 EMPTY = Seq(())
+MAX_DEPTH = 100
+"""Of parts within each other, those of the rules that they use counted in: each is a call."""
 
 
 def uses(node: Node) -> frozenset[str]:
@@ -168,30 +170,32 @@ class Nothing:
         self._regular = regular
         self._work = work
 
-    def out_of(self, node: Node) -> tuple[Node | None, bool]:
+    def out_of(self, node: Node, depth: int = 0) -> tuple[Node | None, bool]:
         """A node but for the empty text, None where nothing is left; and whether that was one of its texts."""
         self._work.spend(1)
+        if depth > MAX_DEPTH:
+            raise TooLong
         match node:
             case Ref(name):
-                left, was_there = self.out_of(self._regular[name])
+                left, was_there = self.out_of(self._regular[name], depth + 1)
                 return (left, True) if was_there else (node, False)
             case Seq(items):
-                return self._out_of_seq(items)
+                return self._out_of_seq(items, depth + 1)
             case Either(items):
-                parts = [self.out_of(item) for item in items]
+                parts = [self.out_of(item, depth + 1) for item in items]
                 some = tuple(part for part, _ in parts if part is not None)
                 was_there = any(one for _, one in parts)
                 return (Either(some) if some else None, True) if was_there else (node, False)
             case Repeat(item, least, most):
-                part, was_there = self.out_of(item)
+                part, was_there = self.out_of(item, depth + 1)
                 if part is None:
                     return None, True
                 return (Repeat(part, 1, most), True) if was_there or least == 0 else (node, False)
         return node, False
 
-    def _out_of_seq(self, items: tuple[Node, ...]) -> tuple[Node | None, bool]:
+    def _out_of_seq(self, items: tuple[Node, ...], depth: int) -> tuple[Node | None, bool]:
         """The first part that is not empty may be any of them, and those before it are."""
-        parts = [self.out_of(item) for item in items]
+        parts = [self.out_of(item, depth) for item in items]
         if not all(was_there for _, was_there in parts):
             return Seq(items), False
         self._work.spend(len(items) ** 2)

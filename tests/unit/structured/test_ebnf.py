@@ -239,3 +239,14 @@ def test_what_would_grow_is_taken_as_it_is_or_refused(rules: list[str]) -> None:
     else:
         told = "make it smaller"
     assert re.search("make it smaller|Too many items|lexer|too large|too complex", told), told
+
+
+@pytest.mark.parametrize("num_rules", [45, 150])
+def test_what_becomes_of_a_grammar_does_not_depend_on_how_deep_its_caller_stands(num_rules: int) -> None:
+    rules = "\n".join(f'r{i} ::= r{i + 1} "b" | "a"' for i in range(num_rules))
+    text = f'root ::= "(" root ")" | r0\n{rules}\nr{num_rules} ::= "z"'
+
+    def at(depth: int) -> str:
+        return at(depth - 1) if depth else lark_of_ebnf(text)
+
+    assert at(0) == at(400)
