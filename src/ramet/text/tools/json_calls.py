@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
-__all__ = ["WORDS", "json_arguments", "json_call", "json_calls", "json_scalar", "json_value"]
+__all__ = ["WORDS", "inside_quotes", "json_arguments", "json_call", "json_calls", "json_scalar", "json_value"]
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
 """Names of Python's that mean something in JSON."""
@@ -191,7 +191,7 @@ def json_value(reading: Reading, told: Telling, quote: str = "") -> Parsing[bool
             if not (yield from reading.word((quote,))):
                 return False
             told.begin_text()
-            if not (yield from read_to(reading, lambda text: told.tell(_inside(text)), quote)):
+            if not (yield from read_to(reading, lambda text: told.tell(inside_quotes(text)), quote)):
                 return False
             told.end_text()
         elif not (yield from _scalar(reading, told)):
@@ -233,13 +233,13 @@ def _key(reading: Reading, told: Telling, quote: str) -> Parsing[bool]:
         return False
     elif char == quote[0]:
         is_whole = bool((yield from reading.word((quote,)))) and (
-            yield from read_to(reading, lambda text: told.keep(_inside(text)), quote)
+            yield from read_to(reading, lambda text: told.keep(inside_quotes(text)), quote)
         )
     else:
         pieces: list[str] = []
         yield from _run(reading, _BARE, pieces.append)
         name = "".join(pieces).strip()
-        told.keep(_inside(name))
+        told.keep(inside_quotes(name))
         is_whole = bool(name)
     if not is_whole:
         return False
@@ -271,7 +271,7 @@ def _run(reading: Reading, signs: re.Pattern[str], write: Callable[[str], None],
     return count
 
 
-def _inside(text: str) -> str:
+def inside_quotes(text: str) -> str:
     """What JSON writes between quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ramet.text.tools.json_calls import WORDS, json_arguments, json_value
+from ramet.text.tools.json_calls import WORDS, inside_quotes, json_arguments, json_value
 from ramet.text.tools.reading import Parsing, Reading, read_to
 from ramet.text.tools.telling import Telling
 
@@ -198,7 +198,7 @@ def _xml_value(reading: Reading, told: Telling, schema: object, end: str, line: 
     kinds = kinds_of(schema)
     if "string" in kinds and "null" not in kinds:
         told.begin_text()
-        is_whole = yield from read_to(reading, lambda text: told.tell(json.dumps(text, ensure_ascii=False)[1:-1]), end, line)
+        is_whole = yield from read_to(reading, lambda text: told.tell(inside_quotes(text)), end, line)
         if is_whole:
             told.end_text()
         return is_whole
