@@ -1,5 +1,5 @@
 // Part of tile_unit.h: plain loops over memory, for checks on machines without AMX, and for sanitizers, which
-// do not see what a tile register reads. The bits are the unit's.
+// do not see what a tile register reads. It rounds as attention_lone_tiles.h takes the unit to round.
 #pragma once
 #include <cstdio>
 #include <cstdlib>

@@ -37,7 +37,8 @@ async def completions(request: Request) -> Response | EventStream:
     services.client.check_room()
     await services.check_grammar(sampling)
     encoded = [await services.translator.encode(one) if isinstance(one, str) else Encoded(one, None) for one in prompts]
-    ignored += ["stop"] * sampling.ignores_stops
+    if sampling.ignores_stops:
+        ignored.append("stop")
     tells_prompts = bool(body.echo or body.return_token_ids)
     accepted = accept(request, body, sampling, encoded, kind="cmpl", ignored=ignored, tells_prompts=tells_prompts)
     prompts_told = [_Prompt(one.output, sampling, services.translator.known_tokenizer) for one in accepted.generations]

@@ -115,7 +115,8 @@ async def generate(request: Request) -> Response | EventStream:
     services = services_of(request.scope)
     wanted, ignored = decode_body(body_of(request.scope), GenerateRequest)
     batch = await _submit(request, services, wanted)
-    ignored += ["sampling_params.stop"] * batch.generations[0].request.sampling.ignores_stops
+    if batch.generations[0].request.sampling.ignores_stops:
+        ignored.append("sampling_params.stop")
     if wanted.stream:
         return EventStream(_events(batch, services.translator), batch.generations, ignored_header(ignored))
     await answered(batch.generations, request)

@@ -48,7 +48,7 @@ _NOT_DONE = {
     "use_beam_search": "there is no beam search here; leave it out",
     "prompt_embeds": "prompts are texts or token ids here, not embeddings",
     "truncate_prompt_tokens": "prompts are not cut here; send a shorter one",
-    "bad_words": "bad_words is not supported; send logit_bias with -100 for their tokens",
+    "bad_words": "bad_words is not supported; logit_bias with -100 keeps single tokens out",
     "mirostat": "there is no mirostat here; leave it out, or send top_p or min_p",
 }
 _REFUSED_IN_CHAT = {
